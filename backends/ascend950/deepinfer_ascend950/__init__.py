@@ -1,0 +1,1 @@
+"""Backend for Ascend 950 NPUs. This version only probes."""

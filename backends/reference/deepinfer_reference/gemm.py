@@ -1,0 +1,66 @@
+"""Arithmetic whose rows do not depend on how many rows there are.
+
+Vendor BLAS picks kernels by shape: fewer than 16 rows, a row count that is no multiple of the
+register tile, or a long inner dimension split over threads all change the order of summation.
+Rows are therefore padded to a multiple of 16 and the inner dimension is summed in pieces of 512.
+
+Elementwise transcendental functions are vectorised with a scalar tail that rounds differently.
+They are applied to whole tiles of rows, so that no row ever falls into the tail. Threads split
+an array evenly, which keeps to vector borders when their number is a power of two: the runtime
+sees to that. tests/reference/test_batch_invariance.py holds all of it to equal bits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+from torch.nn.functional import linear, pad
+
+ROW_TILE = 16
+INNER_PIECE = 512
+
+
+def pad_rows(x: Tensor) -> Tensor:
+    """x [M, ...] with zero rows added up to a multiple of the row tile."""
+    missing = -x.shape[0] % ROW_TILE
+    return pad(x, (0, 0) * (x.dim() - 1) + (0, missing)) if missing else x
+
+
+def by_row_tiles(function: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+    """function(x) for an elementwise function of rows x [M, N], in whole row tiles."""
+    return function(pad_rows(x))[: x.shape[0]]
+
+
+def padded_matmul(x: Tensor, matrix: Tensor) -> Tensor:
+    """x @ matrix^T in fp32, bit-invariant in the number of rows; padding rows are kept.
+
+    Args:
+        x: [M, K] fp32.
+        matrix: [N, K] fp32.
+
+    Returns:
+        [M rounded up to the row tile, N] fp32; rows from M on are zero.
+    """
+    inner = x.shape[1]
+    if x.shape[0] == 0:
+        return x.new_zeros((0, matrix.shape[0]))
+    padded = pad_rows(x)
+    if inner <= INNER_PIECE:
+        return linear(padded, matrix)
+    total = linear(padded[:, :INNER_PIECE], matrix[:, :INNER_PIECE])
+    for start in range(INNER_PIECE, inner, INNER_PIECE):
+        stop = start + INNER_PIECE
+        total += linear(padded[:, start:stop], matrix[:, start:stop])
+    return total
+
+
+def invariant_matmul(x: Tensor, matrix: Tensor) -> Tensor:
+    """x [M, K] @ matrix^T in fp32, bit-invariant in the number of rows: [M, N]."""
+    return padded_matmul(x, matrix)[: x.shape[0]]
+
+
+def round_to(x: Tensor, dtype: torch.dtype) -> Tensor:
+    """fp32 x rounded to `dtype` and back; nothing for fp32."""
+    return x if dtype is torch.float32 else x.to(dtype).float()

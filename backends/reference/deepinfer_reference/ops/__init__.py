@@ -1,0 +1,1 @@
+"""Reference implementations by family; each module registers its ops on a table."""

@@ -1,0 +1,40 @@
+"""Reference of the compress family."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from deepinfer.device.op import OpTable
+from deepinfer.device.ops import compress
+
+
+def compress_pair(
+    values_gates: Tensor,
+    previous_row: Tensor,
+    ring_read: Tensor,
+    ring_write: Tensor,
+    emit_rows: Tensor,
+    *,
+    ring: Tensor,
+    like: Tensor,
+) -> Tensor:
+    rows = emit_rows.clamp_min(0)
+    before = previous_row.index_select(0, rows)
+    held = ring.index_select(0, ring_read.index_select(0, rows))
+    in_step = values_gates.index_select(0, before.clamp_min(0))
+    first = torch.where((before >= 0).unsqueeze(1), in_step, held)
+    second = values_gates.index_select(0, rows)
+    width = ring.shape[1] // 2
+    gates = torch.stack((first[:, width:], second[:, width:]))
+    weight = torch.softmax(gates, dim=0)
+    pooled = weight[0] * first[:, :width] + weight[1] * second[:, :width]
+    kept = ring_write >= 0
+    ring[ring_write[kept]] = values_gates[kept]
+    pooled = pooled.masked_fill(emit_rows.unsqueeze(1) < 0, 0.0)
+    return pooled.to(like.dtype)
+
+
+def register(table: OpTable) -> None:
+    """Add this family's implementations to `table`."""
+    table.implements(compress.compress_pair)(compress_pair)

@@ -1,0 +1,111 @@
+"""Reference of the MoE family: rows sorted by expert, one product per expert that has rows."""
+
+from __future__ import annotations
+
+from typing import cast
+
+import torch
+from torch import Tensor
+from torch.nn.functional import silu, softplus
+
+from deepinfer.device.formats import round_trip_a8
+from deepinfer.device.handles import ExpertBatch, ExpertWeights, LinearWeight
+from deepinfer.device.op import OpTable
+from deepinfer.device.ops import moe
+from deepinfer.device.ops.moe import Routing
+from deepinfer_reference.gemm import ROW_TILE, by_row_tiles, invariant_matmul, padded_matmul
+from deepinfer_reference.handles import DenseExperts, DenseLinear, SlotBatch
+
+_RENORM_EPS = 1e-20
+_SOFTPLUS_THRESHOLD = 20.0
+
+
+def moe_gate(
+    x: Tensor, weight: LinearWeight, bias: Tensor, *, num_experts_per_tok: int, route_scale: float
+) -> Routing:
+    logits = padded_matmul(x.float(), cast("DenseLinear", weight).matrix)
+    score = softplus(logits, threshold=_SOFTPLUS_THRESHOLD)[: x.shape[0]].sqrt()
+    order = torch.sort(score + bias, dim=1, descending=True, stable=True).indices
+    ids = order[:, :num_experts_per_tok].contiguous()
+    weights = score.gather(1, ids)
+    total = weights.sum(1, keepdim=True) + _RENORM_EPS
+    return Routing(ids, weights / total * route_scale)
+
+
+def moe_dispatch(x: Tensor, routing: Routing, physical: Tensor, valid: Tensor) -> ExpertBatch:
+    num_rows, k = routing.ids.shape
+    num_experts = int(physical.max()) + 1
+    ids, by_id = routing.ids.sort(dim=1)
+    weights = routing.weights.gather(1, by_id)
+    expert = torch.where(valid.unsqueeze(1), physical[ids], num_experts).flatten()
+    order = torch.argsort(expert, stable=True)
+    counts = torch.bincount(expert, minlength=num_experts + 1)[:num_experts]
+    padded = (counts + (ROW_TILE - 1)) // ROW_TILE * ROW_TILE
+    ends = torch.cumsum(padded, 0)
+    # Slot of the i-th sorted pair: its expert's first slot plus its rank within the expert.
+    shift = torch.cat(((ends - padded) - (torch.cumsum(counts, 0) - counts), ends.new_zeros(1)))
+    num_pairs = int(counts.sum())
+    order = order[:num_pairs]
+    slots = torch.arange(num_pairs) + shift[expert[order]]
+    num_slots = int(ends[-1])
+    slot_rows = torch.zeros(num_slots, dtype=torch.int64)
+    slot_rows[slots] = torch.div(order, k, rounding_mode="floor")
+    slot_weights = torch.zeros(num_slots)
+    slot_weights[slots] = weights.flatten()[order]
+    slot_of = torch.full((num_rows * k,), -1, dtype=torch.int64)
+    slot_of[order] = slots
+    runs = tuple(
+        (e, end - count, end)
+        for e, (count, end) in enumerate(zip(padded.tolist(), ends.tolist(), strict=True))
+        if count
+    )
+    batch = SlotBatch(x, slot_rows, slot_weights, runs, slot_of.view(num_rows, k))
+    return cast("ExpertBatch", batch)
+
+
+def moe_experts(batch: ExpertBatch, weights: ExpertWeights, swiglu_limit: float) -> Tensor:
+    slots, packed = cast("SlotBatch", batch), cast("DenseExperts", weights)
+    x = slots.x
+    values = round_trip_a8(x) if packed.quantizes_input else x.float()
+    gathered = values.index_select(0, slots.slot_rows)
+    hidden = gathered.new_empty((gathered.shape[0], packed.gate_up.shape[1]))
+    for expert, start, stop in slots.runs:
+        hidden[start:stop] = invariant_matmul(gathered[start:stop], packed.gate_up[expert])
+    # The projections are bf16 products in normative numerics, like every linear.
+    activated = _clamped_swiglu(hidden.to(x.dtype), swiglu_limit)
+    activated = (activated * slots.slot_weights.unsqueeze(1)).to(x.dtype)
+    inner = round_trip_a8(activated) if packed.quantizes_input else activated.float()
+    outputs = gathered.new_empty((gathered.shape[0], packed.down.shape[1]))
+    for expert, start, stop in slots.runs:
+        outputs[start:stop] = invariant_matmul(inner[start:stop], packed.down[expert])
+    return outputs.to(x.dtype)
+
+
+def moe_combine(outputs: Tensor, batch: ExpertBatch, shared: Tensor) -> Tensor:
+    slots = cast("SlotBatch", batch).slots
+    total = torch.zeros(shared.shape)
+    if outputs.shape[0]:
+        absent = (slots < 0).unsqueeze(-1)
+        parts = outputs[slots.clamp_min(0)].float().masked_fill(absent, 0.0)
+        for rank in range(slots.shape[1]):
+            total = total + parts[:, rank]
+    return (total + shared.float()).to(shared.dtype)
+
+
+def _clamped_swiglu(gate_up: Tensor, limit: float) -> Tensor:
+    gate, up = gate_up.float().chunk(2, dim=1)
+    return silu(gate.clamp_max(limit)) * up.clamp(-limit, limit)
+
+
+def swiglu(gate_up: Tensor, swiglu_limit: float) -> Tensor:
+    activated = by_row_tiles(lambda rows: _clamped_swiglu(rows, swiglu_limit), gate_up)
+    return activated.to(gate_up.dtype)
+
+
+def register(table: OpTable) -> None:
+    """Add this family's implementations to `table`."""
+    table.implements(moe.moe_gate)(moe_gate)
+    table.implements(moe.moe_dispatch)(moe_dispatch)
+    table.implements(moe.moe_experts)(moe_experts)
+    table.implements(moe.moe_combine)(moe_combine)
+    table.implements(moe.swiglu)(swiglu)

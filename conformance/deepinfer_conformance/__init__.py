@@ -1,0 +1,1 @@
+"""Checks any backend against the reference, by its name and through the public interface."""

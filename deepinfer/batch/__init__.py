@@ -1,0 +1,1 @@
+"""Offline work: files of requests in, files of answers out."""

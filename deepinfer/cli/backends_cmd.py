@@ -1,0 +1,134 @@
+"""`deepinfer backends`: what can run here, what cannot and why, and which ops a backend uses."""
+
+from __future__ import annotations
+
+import argparse
+import importlib.metadata
+import platform
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from deepinfer.cli.options import add_common_options, resolve_config
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from deepinfer.device.explain import OpChoice
+    from deepinfer.device.registry import BackendInfo
+
+_EPILOG = """\
+The chosen backend (backend.name) is marked with an arrow. Nothing heavy is imported, unless
+--explain creates the chosen backend to ask it.
+
+examples:
+  deepinfer backends
+  deepinfer backends --explain --backend reference --json backends.json
+"""
+
+
+def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add `backends`."""
+    parser = subparsers.add_parser(
+        "backends",
+        help="list backends: available, or the reason why not",
+        description="List every installed backend: available, or the reasons why not.",
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument(
+        "--explain",
+        action="store_true",
+        help="for each op, show the implementation that the chosen backend uses, and why",
+    )
+    add_common_options(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Run `backends`; the exit code.
+
+    Raises:
+        ConfigError: with `--explain`, the chosen backend is not installed.
+        CapabilityError: with `--explain`, the chosen backend is not available.
+    """
+    config = resolve_config(args)
+
+    from deepinfer.cli.console import stdout_console
+    from deepinfer.cli.report import write_json
+    from deepinfer.device.registry import list_backends
+
+    infos = list_backends()
+    console = stdout_console()
+    _show_backends(console, infos, config.backend.name)
+    choices: list[OpChoice] = []
+    if args.explain:
+        from deepinfer.device.explain import explain_backend
+
+        choices = explain_backend(config.backend.name, config.backend.options)
+        _show_choices(console, choices, config.backend.name)
+    if args.json is not None:
+        figures = _to_json(infos, choices)
+        write_json(args.json, command="backends", figures=figures, config=config)
+    return 0
+
+
+def _show_backends(console: Console, infos: Sequence[BackendInfo], chosen: str) -> None:
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(title="backends", title_justify="left")
+    for heading in ("name", "available", "device", "distribution"):
+        table.add_column(heading, overflow="fold")
+    for info in infos:
+        table.add_row(
+            f"{'→' if info.name == chosen else ' '} {info.name}",
+            Text("yes", "green") if info.available else Text("no", "yellow"),
+            Text(info.probe.device if info.probe else ""),
+            Text(info.distribution),
+        )
+    console.print(table)
+    for info in infos:
+        if not info.available:
+            console.print(Text(f"{info.name} is not available:", "bold"))
+            for reason in info.reasons:
+                console.print(Text(f"  - {reason}"), soft_wrap=True)
+    console.print(Text(f"Python {platform.python_version()}, torch {_torch_version()}", "dim"))
+
+
+def _show_choices(console: Console, choices: Sequence[OpChoice], backend: str) -> None:
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(title=f"ops of {backend}", title_justify="left")
+    for heading in ("op", "implementation", "reason"):
+        table.add_column(heading, overflow="fold")
+    for choice in choices:
+        table.add_row(Text(choice.op), Text(choice.implementation), Text(choice.reason))
+    console.print(table)
+
+
+def _to_json(infos: Sequence[BackendInfo], choices: Sequence[OpChoice]) -> Mapping[str, object]:
+    backends = [
+        {
+            "name": info.name,
+            "available": info.available,
+            "reasons": list(info.reasons),
+            "device": info.probe.device if info.probe else "",
+            "distribution": info.distribution,
+            "module": info.module,
+            "seam_version": info.probe.seam_version if info.probe else None,
+            "versions": dict(info.probe.versions) if info.probe else {},
+        }
+        for info in infos
+    ]
+    ops = [
+        {"op": choice.op, "implementation": choice.implementation, "reason": choice.reason}
+        for choice in choices
+    ]
+    return {"backends": backends, "ops": ops}
+
+
+def _torch_version() -> str:
+    try:
+        return importlib.metadata.version("torch")
+    except importlib.metadata.PackageNotFoundError:
+        return "not installed"

@@ -1,0 +1,1 @@
+"""The device layer: op contracts, runtime protocols, weights and formats backends work on."""

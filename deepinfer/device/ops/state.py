@@ -1,0 +1,147 @@
+"""State family: everything per row that a step derives on the device from per-request numbers.
+
+The host knows capacities and upper bounds; counts and positions live on the device, because
+with steps in flight the host does not know them yet.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from torch import Tensor
+
+from deepinfer.device.comparison import Exact
+from deepinfer.device.op import op
+from deepinfer.device.runtime import StepKind
+
+
+class RowLayout(NamedTuple):
+    """Which request and position each row has.
+
+    Attributes:
+        row_seq: [T] int64 request of the row; padding rows belong to the last request.
+        row_offset: [T] int64 index within the request's rows of this step; 0 for padding.
+        positions: [T] int64 absolute position; 0 for padding.
+        valid: [T] bool.
+        query_starts: [R + 1] int64 prefix sums of the query lengths.
+    """
+
+    row_seq: Tensor
+    row_offset: Tensor
+    positions: Tensor
+    valid: Tensor
+    query_starts: Tensor
+
+
+@op(family="state", compare=Exact())
+def row_layout(query_lens: Tensor, context_lens: Tensor, num_rows: int) -> RowLayout:
+    """Lay the rows of all requests out one after another.
+
+    Args:
+        query_lens: [R] int64 rows of each request in this step; sum at most `num_rows`.
+        context_lens: [R] int64 positions computed before this step.
+        num_rows: capacity T.
+    """
+    raise NotImplementedError
+
+
+class WindowPlan(NamedTuple):
+    """Where window rows are written, read and moved.
+
+    Attributes:
+        write: [T] int64 row to write; in the ring (decode) or the workspace (prefill).
+        read: [T, W] int64 rows of positions p - W + 1 .. p; -1 absent.
+        history_from: [R * (W - 1)] int64 ring rows to copy into the workspace; empty in decode.
+        history_to: same length, workspace rows.
+        commit_from: [T] int64 workspace rows to copy into the ring; empty in decode.
+        commit_to: same length, ring rows; -1 skips.
+    """
+
+    write: Tensor
+    read: Tensor
+    history_from: Tensor
+    history_to: Tensor
+    commit_from: Tensor
+    commit_to: Tensor
+
+
+@op(family="state", compare=Exact())
+def window_plan(
+    rows: RowLayout,
+    query_lens: Tensor,
+    context_lens: Tensor,
+    seq_slots: Tensor,
+    floors: Tensor,
+    *,
+    kind: StepKind,
+    window: int,
+    ring: int,
+) -> WindowPlan:
+    """Window rows of every row of the step.
+
+    Args:
+        rows: the row layout.
+        query_lens: [R] int64.
+        context_lens: [R] int64.
+        seq_slots: [R] int64 ring of each request: rows slot * ring + position % ring.
+        floors: [R] int64 first position whose window row may be read (0, or a replay start).
+        kind: PREFILL works in a workspace (history of W - 1 rows, then the chunk, request by
+            request) and commits the last `ring` rows of each chunk; DECODE works in the ring.
+        window: W, the token itself included.
+        ring: rows of a ring; at least W plus what may be in flight.
+
+    Returns:
+        The plan; padding rows write nowhere and read nothing.
+    """
+    raise NotImplementedError
+
+
+class CompressPlan(NamedTuple):
+    """What a KV source of one ratio emits in this step.
+
+    Attributes:
+        emit_rows: [E] int64 rows that complete an entry; -1 padding.
+        entries: [E] int64 index of the completed entry; 0 for padding.
+        positions: [E] int64 RoPE position, first token of the entry's group; 0 for padding.
+        slots: [E] int64 cache row; -1 for padding.
+        visible: [T] int64 entries each row may see, this step's included.
+        previous_row: [T] int64 row of the position before, or -1 (empty for ratio 1).
+        ring_read: [T] int64 pending-row ring position of the token before (empty for ratio 1).
+        ring_write: [T] int64 pending-row ring position to write; -1 skips (empty for ratio 1).
+    """
+
+    emit_rows: Tensor
+    entries: Tensor
+    positions: Tensor
+    slots: Tensor
+    visible: Tensor
+    previous_row: Tensor
+    ring_read: Tensor
+    ring_write: Tensor
+
+
+@op(family="state", compare=Exact())
+def compress_plan(
+    rows: RowLayout,
+    query_lens: Tensor,
+    seq_slots: Tensor,
+    block_table: Tensor,
+    *,
+    ratio: int,
+    block_size: int,
+    pending_ring: int,
+) -> CompressPlan:
+    """Entries that a step completes for sources of `ratio`.
+
+    Args:
+        rows: the row layout.
+        query_lens: [R] int64.
+        seq_slots: [R] int64 persistent slot of each request.
+        block_table: [R, max_blocks] int64 cache blocks of `block_size` tokens.
+        ratio: 1 or 2 tokens per entry.
+        block_size: tokens per block, a multiple of ratio.
+        pending_ring: rows of each request's ring of raw (value, gate) rows; ring row of
+            position p is slot * pending_ring + p % pending_ring, and only the last
+            `pending_ring` positions of a step are written.
+    """
+    raise NotImplementedError

@@ -1,0 +1,66 @@
+"""Named samples and error cases of every op, one module per family.
+
+Samples vary one thing at a time around a control. Opaque handles are given in canonical form
+(`canonical.py`), so that any backend can pack them and a plain loop can read them.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+from typing import Any
+
+from deepinfer.device.numerics import Numerics
+from deepinfer.device.op import OpSpec
+from deepinfer.device.samples.registry import (
+    Arguments,
+    ErrorCase,
+    Sample,
+    registered_errors,
+    registered_samples,
+    seeded_generator,
+)
+
+__all__ = [
+    "Arguments",
+    "ErrorCase",
+    "Sample",
+    "build_arguments",
+    "errors_of",
+    "samples_of",
+]
+
+
+def _load(family: str) -> None:
+    name = f"{__name__}.{family}"
+    # A family without a module has no samples; the catalogue test names its ops.
+    if importlib.util.find_spec(name) is not None:
+        importlib.import_module(name)
+
+
+def samples_of(spec: OpSpec[..., Any]) -> tuple[Sample, ...]:
+    """Samples of an op in order of declaration; empty for an op that has none."""
+    _load(spec.family)
+    return registered_samples(spec.name)
+
+
+def errors_of(spec: OpSpec[..., Any]) -> tuple[ErrorCase, ...]:
+    """Error cases of an op in order of declaration; empty for an op that has none."""
+    _load(spec.family)
+    return registered_errors(spec.name)
+
+
+def build_arguments(
+    spec: OpSpec[..., Any], case: Sample | ErrorCase, numerics: Numerics
+) -> Arguments:
+    """Fresh arguments of a case, the same bits at every call.
+
+    Args:
+        spec: the op.
+        case: one of its samples or error cases.
+        numerics: mode; decides the activation dtype and what caches can hold.
+
+    Returns:
+        Arguments by parameter name, on the CPU, handles in canonical form.
+    """
+    return case.build(seeded_generator(spec.name, case.name), numerics)

@@ -1,0 +1,129 @@
+"""The KV state of the backbone: rings, workspace, compressed and index rows, pending rows."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from deepinfer.device.backend import Backend, CacheKind
+from deepinfer.device.handles import RowCache
+from deepinfer.model.config import V41Config
+
+
+@dataclass(frozen=True, slots=True)
+class CacheGeometry:
+    """Sizes the engine chooses, in tokens, rows and requests.
+
+    Attributes:
+        block_size: tokens per cache block, even.
+        num_blocks: blocks of the pool.
+        max_num_seqs: persistent request slots.
+        max_num_tokens: most rows of a step.
+        ring: window ring rows per request: window + (steps in flight + 1) * (1 + drafts).
+        pending_ring: rows kept of raw (value, gate) pairs per request and ratio-2 source.
+    """
+
+    block_size: int
+    num_blocks: int
+    max_num_seqs: int
+    max_num_tokens: int
+    ring: int
+    pending_ring: int
+
+    @classmethod
+    def for_engine(
+        cls,
+        config: V41Config,
+        *,
+        block_size: int,
+        num_blocks: int,
+        max_num_seqs: int,
+        max_num_tokens: int,
+        async_depth: int = 0,
+        max_drafts: int = 0,
+    ) -> CacheGeometry:
+        """Geometry with the smallest rings that steps in flight and drafts allow."""
+        in_flight = (async_depth + 1) * (1 + max_drafts)
+        pending = 2
+        while pending < max_drafts + 2:
+            pending *= 2
+        return cls(
+            block_size=block_size,
+            num_blocks=num_blocks,
+            max_num_seqs=max_num_seqs,
+            max_num_tokens=max_num_tokens,
+            ring=config.sliding_window + in_flight,
+            pending_ring=pending,
+        )
+
+    def workspace_rows(self, window: int) -> int:
+        """Rows of the prefill workspace: every request's history, then its chunk."""
+        return self.max_num_tokens + self.max_num_seqs * (window - 1)
+
+
+class ModelCaches:
+    """All caches of one backbone on one backend.
+
+    Attributes:
+        windows: ring cache per layer.
+        workspace: window rows of the prefill chunk in work, shared by the layers.
+        compressed: per KV source.
+        index: per KV source.
+        pending: [slots, 2 * head_dim] fp32 per ratio-2 source.
+    """
+
+    def __init__(self, config: V41Config, geometry: CacheGeometry, backend: Backend) -> None:
+        self.geometry = geometry
+        width = config.head_dim
+        device = backend.runtime.device
+        ring_rows = geometry.max_num_seqs * geometry.ring
+        self.windows: list[RowCache] = [
+            backend.create_cache(CacheKind.WINDOW, ring_rows, width)
+            for _ in range(config.num_hidden_layers)
+        ]
+        self.workspace = backend.create_cache(
+            CacheKind.WINDOW, geometry.workspace_rows(config.sliding_window), width
+        )
+        self.compressed: dict[int, RowCache] = {}
+        self.index: dict[int, RowCache] = {}
+        self.pending: dict[int, Tensor] = {}
+        for source in config.kv_source_layer_ids:
+            ratio = config.ratio(source)
+            num_rows = geometry.num_blocks * (geometry.block_size // ratio)
+            self.compressed[source] = backend.create_cache(CacheKind.COMPRESSED, num_rows, width)
+            self.index[source] = backend.create_cache(
+                CacheKind.INDEX, num_rows, config.index_head_dim
+            )
+            if ratio > 1:
+                slots = geometry.max_num_seqs * geometry.pending_ring
+                self.pending[source] = torch.zeros((slots, 2 * width), device=device)
+
+    def poison_blocks(self, config: V41Config, blocks: Tensor) -> None:
+        """Overwrite the rows of released blocks [n] with NaN (test modes)."""
+        for source in config.kv_source_layer_ids:
+            per_block = self.geometry.block_size // config.ratio(source)
+            offsets = torch.arange(per_block, device=blocks.device)
+            slots = (blocks.unsqueeze(1) * per_block + offsets).flatten()
+            self.compressed[source].poison(slots)
+            self.index[source].poison(slots)
+
+    def poison_slot(self, slot: int) -> None:
+        """Overwrite the rings of a released request slot with NaN (test modes)."""
+        ring = self.geometry.ring
+        for cache in self.windows:
+            cache.poison(torch.arange(slot * ring, (slot + 1) * ring))
+        pending = self.geometry.pending_ring
+        for rows in self.pending.values():
+            rows[slot * pending : (slot + 1) * pending] = float("nan")
+
+
+def cache_block_bytes(config: V41Config, block_size: int, backend: Backend) -> int:
+    """Bytes of one pool block over all KV sources, as the backend stores it."""
+    total = 0
+    for source in config.kv_source_layer_ids:
+        row = backend.cache_row_bytes(CacheKind.COMPRESSED, config.head_dim)
+        row += backend.cache_row_bytes(CacheKind.INDEX, config.index_head_dim)
+        total += row * (block_size // config.ratio(source))
+    return total

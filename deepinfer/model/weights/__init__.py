@@ -1,0 +1,1 @@
+"""Checkpoints: the catalogue of tensor names, reading, writing, and random parameters."""

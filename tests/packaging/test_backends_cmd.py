@@ -1,0 +1,71 @@
+"""`deepinfer backends` as a user calls it."""
+
+from __future__ import annotations
+
+import json
+import resource
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from deepinfer.cli import main
+
+RunPython = Callable[..., "subprocess.CompletedProcess[str]"]
+
+
+def figures(path: Path, *arguments: str) -> dict[str, Any]:
+    """Return the figures that the command writes with the given arguments."""
+    assert main(["backends", "--json", str(path), *arguments]) == 0
+    found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))["figures"]
+    return found
+
+
+def test_every_in_tree_backend_is_listed_with_reasons_unless_available(tmp_path: Path) -> None:
+    backends = {entry["name"]: entry for entry in figures(tmp_path / "out.json")["backends"]}
+    assert backends["reference"]["available"]
+    assert backends["reference"]["distribution"].startswith("deepinfer-hal ")
+    for name in ("cuda_sm100", "ascend950"):
+        assert not backends[name]["available"]
+        assert f"{name} has no kernels yet" in backends[name]["reasons"][0]
+
+
+def test_table_marks_the_chosen_backend_and_prints_reasons(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main(["backends"]) == 0
+    text = capsys.readouterr().out
+    assert "→ reference" in text
+    assert "cuda_sm100 is not available:" in text
+    assert "no kernels yet" in text
+
+
+def test_explain_gives_implementation_and_reason_of_each_op(tmp_path: Path) -> None:
+    ops = figures(tmp_path / "out.json", "--explain")["ops"]
+    assert ops
+    assert all(choice["op"] and choice["implementation"] and choice["reason"] for choice in ops)
+
+
+def test_explain_of_an_unavailable_backend_fails_with_the_reasons(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main(["backends", "--explain", "--backend", "cuda_sm100"]) == 2
+    assert "no kernels yet" in capsys.readouterr().err
+
+
+def test_listing_imports_no_torch_and_takes_less_than_a_second(run_python: RunPython) -> None:
+    code = (
+        "import sys\n"
+        "from deepinfer.cli import main\n"
+        "assert main(['backends']) == 0\n"
+        "heavy = {'torch', 'triton', 'torch_npu', 'numpy', 'tokenizers'} & set(sys.modules)\n"
+        "assert not heavy, heavy\n"
+    )
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    done = run_python(code)
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    assert done.returncode == 0, done.stderr
+    # Processor time, so that a busy machine does not fail the test.
+    assert after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime < 1.0

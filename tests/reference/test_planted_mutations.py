@@ -1,0 +1,239 @@
+"""The op cases can fail: every planted mistake is caught by a case of its own op.
+
+A mutant is the reference with one op changed in its arguments or its result.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from deepinfer.device.backend_config import BackendConfig
+from deepinfer.device.numerics import Numerics
+from deepinfer.device.op import OpSpec, OpTable
+from deepinfer.device.ops import (
+    attention,
+    compress,
+    engram,
+    indexer,
+    kv,
+    load_all,
+    mhc,
+    moe,
+    norm,
+    quant,
+    state,
+)
+from deepinfer.device.ops.mhc import MhcMix
+from deepinfer.device.ops.moe import Routing
+from deepinfer_conformance.cases import op_cases
+from deepinfer_conformance.run import run_case
+from deepinfer_reference.backend import ReferenceBackend
+
+Function = Callable[..., Any]
+Mutation = Callable[[Function], Function]
+
+
+@dataclass(frozen=True, slots=True)
+class Mutant:
+    """One planted mistake."""
+
+    spec: OpSpec[..., Any]
+    name: str
+    mutate: Mutation
+
+
+def _bound(spec: OpSpec[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+    return dict(spec.signature.bind(*args, **kwargs).arguments)
+
+
+def _with(spec: OpSpec[..., Any], name: str, **changes: Callable[[Any], Any]) -> Mutant:
+    """The op called with changed arguments; a change is a function of the right argument."""
+
+    def mutate(function: Function) -> Function:
+        @functools.wraps(function)
+        def wrong(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+            bound = _bound(spec, args, kwargs)
+            return function(**{**bound, **{k: f(bound[k]) for k, f in changes.items()}})
+
+        return wrong
+
+    return Mutant(spec, name, mutate)
+
+
+def _after(spec: OpSpec[..., Any], name: str, change: Callable[[Any], Any]) -> Mutant:
+    """The op with its result changed."""
+
+    def mutate(function: Function) -> Function:
+        @functools.wraps(function)
+        def wrong(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+            return change(function(*args, **kwargs))
+
+        return wrong
+
+    return Mutant(spec, name, mutate)
+
+
+def _shift_columns(x: Tensor) -> Tensor:
+    return torch.roll(x, 1, -1)
+
+
+def _swap_nibbles(result: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+    data, scale = result
+    return (data >> 4) | (data << 4), scale
+
+
+def _shift_slots(slots: Tensor) -> Tensor:
+    return torch.where(slots > 0, slots - 1, slots)
+
+
+def _drop_last(slots: Tensor) -> Tensor:
+    changed = slots.clone()
+    changed[:, -1:] = -1
+    return changed
+
+
+def _swap_gates(rows: Tensor) -> Tensor:
+    width = rows.shape[1] // 2
+    return torch.cat((rows[:, width:], rows[:, :width]), dim=1)
+
+
+def _none_written(slots: Tensor) -> Tensor:
+    return torch.full_like(slots, -1)
+
+
+def _without_last_output(out: Tensor) -> Tensor:
+    return torch.cat((out[:, :-1], torch.zeros_like(out[:, -1:])), dim=1)
+
+
+def _transposed(mix: MhcMix) -> MhcMix:
+    return mix._replace(comb=mix.comb.transpose(1, 2))
+
+
+def _renormalised(routing: Routing) -> Routing:
+    return routing._replace(weights=routing.weights / 1.5)
+
+
+def _next_expert(routing: Routing) -> Routing:
+    return routing._replace(ids=(routing.ids + 1) % 6)
+
+
+def _unnormed_ratio(spec: OpSpec[..., Any]) -> Mutant:
+    return _with(spec, "eps-wrong", eps=lambda eps: eps + 1e-3)
+
+
+MUTANTS: tuple[Mutant, ...] = (
+    _with(attention.rope, "position-off-by-one", positions=lambda p: (p - 1).clamp_min(0)),
+    _with(attention.rope, "inverse-ignored", inverse=lambda inverse: False),
+    _with(attention.sparse_attention, "sink-missing", sink=lambda s: torch.full_like(s, -1e4)),
+    _with(attention.sparse_attention, "scale-wrong", scale=lambda scale: scale * 1.1),
+    _with(attention.sparse_attention, "window-one-short", window_slots=_drop_last),
+    _with(attention.sparse_attention, "stale-slots", window_slots=_shift_slots),
+    _after(attention.sparse_attention, "rows-rolled", lambda out: out.roll(1, 0)),
+    _with(compress.compress_pair, "gate-and-value-swapped", values_gates=_swap_gates),
+    _with(compress.compress_pair, "pair-misaligned", emit_rows=_shift_slots),
+    _with(compress.compress_pair, "pending-row-not-kept", ring_write=_none_written),
+    _with(engram.ngram_hash, "pad-wrong", constants=lambda c: c._replace(pad=c.pad + 1)),
+    _with(engram.ngram_hash, "prime-wrong", constants=lambda c: c._replace(primes=c.primes - 2)),
+    _with(engram.ngram_hash, "history-forgotten", history=lambda h: torch.full_like(h, -1)),
+    _with(engram.engram_fetch_start, "row-off-by-one", rows=_shift_slots),
+    _with(engram.engram_inject, "dead-ignored", dead=lambda dead: None),
+    _unnormed_ratio(engram.engram_inject),
+    _with(indexer.index_query, "not-rotated", positions=torch.zeros_like),
+    _with(indexer.index_scores, "newest-hidden", visible=lambda v: (v - 1).clamp_min(0)),
+    _with(indexer.index_scores, "weights-absolute", head_weights=torch.abs),
+    _with(indexer.index_scores, "next-block", block_table=lambda t: t.roll(1, 1)),
+    _with(indexer.select_topk, "worst-chosen", scores=lambda s: torch.where(s > -torch.inf, -s, s)),
+    _after(indexer.select_topk, "last-lost", _drop_last),
+    _with(indexer.select_candidates, "newest-not-kept", visible=torch.zeros_like),
+    _with(indexer.mask_candidates, "block-size-wrong", block_size=lambda size: size - 1),
+    _after(indexer.select_visible, "off-by-one", lambda out: torch.where(out >= 0, out + 1, -1)),
+    _with(kv.rope_store, "position-off-by-one", positions=lambda p: (p - 1).clamp_min(0)),
+    _with(kv.rope_store, "slot-aliased", slots=lambda s: torch.where(s > 0, s - 1, s)),
+    _with(kv.rope_store, "value-scaled", x=lambda x: x * 1.1),
+    _with(kv.copy_rows, "row-off-by-one", source_slots=_shift_slots),
+    _with(kv.entry_slots, "block-size-wrong", entries_per_block=lambda size: size + 1),
+    _with(mhc.mhc_mix, "one-iteration-missing", num_iters=lambda n: max(1, n - 1)),
+    _with(mhc.mhc_mix, "eps-ignored", hc_eps=lambda eps: 0.0),
+    _after(mhc.mhc_mix, "comb-transposed", _transposed),
+    _with(mhc.mhc_collapse_norm, "streams-swapped", pre=_shift_columns),
+    _with(mhc.mhc_expand, "comb-transposed", comb=lambda c: c.transpose(1, 2)),
+    _with(moe.moe_gate, "bias-ignored", bias=torch.zeros_like),
+    _after(moe.moe_gate, "route-scale-dropped", _renormalised),
+    _with(moe.moe_dispatch, "experts-swapped", routing=_next_expert),
+    _with(moe.moe_dispatch, "padding-sent", valid=torch.ones_like),
+    _with(moe.moe_experts, "limit-ignored", swiglu_limit=lambda limit: 1e9),
+    _with(moe.moe_combine, "shared-dropped", shared=torch.zeros_like),
+    _with(moe.swiglu, "halves-swapped", gate_up=_swap_gates),
+    _unnormed_ratio(norm.rmsnorm),
+    _with(norm.rmsnorm, "weight-ignored", weight=torch.ones_like),
+    _with(quant.embed, "id-off-by-one", ids=_shift_slots),
+    _after(quant.linear, "scale-twice", lambda out: out * 2.0),
+    _after(quant.linear, "last-output-lost", _without_last_output),
+    _with(quant.linear_f32, "input-rounded", x=lambda x: x.half()),
+    _with(quant.grouped_linear, "groups-swapped", x=lambda x: x.roll(1, 1)),
+    _after(quant.quantize_q4_ue8m0, "nibbles-swapped", _swap_nibbles),
+    _after(quant.quantize_q4_e4m3, "nibbles-swapped", _swap_nibbles),
+    _with(quant.quantize_a8, "input-rounded-up", x=lambda x: x * 1.01),
+    _with(state.row_layout, "context-stale", context_lens=lambda c: (c - 1).clamp_min(0)),
+    _with(state.window_plan, "floors-ignored", floors=torch.zeros_like),
+    _with(state.window_plan, "slots-ignored", seq_slots=lambda s: torch.arange(len(s))),
+    _with(state.compress_plan, "ring-too-large", pending_ring=lambda ring: ring + 1),
+    _with(state.compress_plan, "table-shifted", block_table=lambda t: t + 1),
+)  # fmt: skip
+
+
+def _mutated(backend: ReferenceBackend, mutant: Mutant) -> ReferenceBackend:
+    """The backend with one op replaced; composite ops are built from what is there then."""
+    table = OpTable("mutant", device="cpu", dtype="any")
+    for spec in load_all().values():
+        if spec.compose is None:
+            function = backend.ops[spec]
+            table.implements(spec)(mutant.mutate(function) if spec is mutant.spec else function)
+    backend.ops = table
+    return backend
+
+
+def _is_caught(mutant: Mutant, numerics: Numerics) -> bool:
+    config = BackendConfig("reference", numerics, {"runtime": "inline"})
+    wrong = _mutated(ReferenceBackend(config), mutant)
+    cases = [case for case in op_cases(_prefix(mutant)) if case.numerics is numerics]
+    # An empty step of this op is a known gap of the reference and says nothing here.
+    return any(
+        not run_case(wrong, case, None).passed for case in cases if "n=0" not in case.sample.name
+    )
+
+
+def _prefix(mutant: Mutant) -> str:
+    return f"ops/{mutant.spec.family}/{mutant.spec.name}:"
+
+
+@pytest.mark.parametrize("mutant", [pytest.param(m, id=f"{m.spec.name}:{m.name}") for m in MUTANTS])
+@pytest.mark.parametrize("numerics", Numerics)
+def test_planted_mistake_is_caught(mutant: Mutant, numerics: Numerics) -> None:
+    assert _is_caught(mutant, numerics)
+
+
+def test_mutant_of_a_part_is_caught_in_the_composite() -> None:
+    mutant = next(m for m in MUTANTS if m.spec is mhc.mhc_expand)
+    config = BackendConfig("reference", Numerics.NORMATIVE, {"runtime": "inline"})
+    wrong = _mutated(ReferenceBackend(config), mutant)
+    case = op_cases("ops/mhc/mhc_boundary:normative,control")[0]
+    assert not run_case(wrong, case, None).passed
+
+
+def test_mutants_cover_every_primitive_op_of_the_model() -> None:
+    seen_through_others = {"engram_fetch_wait"}
+    mutated = {mutant.spec.name for mutant in MUTANTS} | seen_through_others
+    primitive = {
+        spec.name
+        for spec in load_all().values()
+        if spec.compose is None and spec.family != "sampling"
+    }
+    assert primitive <= mutated
