@@ -100,10 +100,10 @@ class ModelCaches:
                 slots = geometry.max_num_seqs * geometry.pending_ring
                 self.pending[source] = torch.zeros((slots, 2 * width), device=device)
 
-    def poison_blocks(self, config: V41Config, blocks: Tensor) -> None:
+    def poison_blocks(self, blocks: Tensor) -> None:
         """Overwrite the rows of released blocks [n] with NaN (test modes)."""
-        for source in config.kv_source_layer_ids:
-            per_block = self.geometry.block_size // config.ratio(source)
+        for source in self.compressed:
+            per_block = self.compressed[source].num_rows // self.geometry.num_blocks
             offsets = torch.arange(per_block, device=blocks.device)
             slots = (blocks.unsqueeze(1) * per_block + offsets).flatten()
             self.compressed[source].poison(slots)

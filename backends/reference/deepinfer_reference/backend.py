@@ -100,10 +100,7 @@ class ReferenceBackend:
         down: Sequence[StoredTensor],
     ) -> DenseExperts:
         gate_up = torch.stack(
-            [
-                torch.cat((g.dequantize(), u.dequantize()))
-                for g, u in zip(gate, up, strict=True)
-            ]
+            [torch.cat((g.dequantize(), u.dequantize())) for g, u in zip(gate, up, strict=True)]
         )
         stacked = torch.stack([d.dequantize() for d in down])
         return DenseExperts(gate_up, stacked, self._quantizes_input(gate[0].format))

@@ -32,7 +32,10 @@ class DenseRows:
         self.values = torch.zeros(
             (num_rows, width), dtype=torch.float32 if exact else torch.bfloat16
         )
-        self._record, self._round_trip = ("f32", None) if exact else _ROUND_TRIPS[kind]
+        self._record = "f32"
+        self._round_trip: Callable[[Tensor], Tensor] | None = None
+        if not exact:
+            self._record, self._round_trip = _ROUND_TRIPS[kind]
 
     @property
     def record(self) -> str:

@@ -125,5 +125,3 @@ class SlotBatch:
     slot_weights: Tensor
     runs: tuple[tuple[int, int, int], ...]
     slots: Tensor
-
-

@@ -86,9 +86,7 @@ def select_topk(scores: Tensor, visible: Tensor, k: int) -> Tensor:
 
 
 @op(family="indexer", compare=SelectionSet())
-def select_candidates(
-    scores: Tensor, visible: Tensor, num_blocks: int, block_size: int
-) -> Tensor:
+def select_candidates(scores: Tensor, visible: Tensor, num_blocks: int, block_size: int) -> Tensor:
     """The best blocks of entries; the newest, possibly partial block is always kept.
 
     Args:

@@ -121,9 +121,7 @@ def _compose_boundary(ops: OpTable) -> Callable[..., MhcBoundary]:
         num_iters: int,
     ) -> MhcBoundary:
         after = expand(y, streams, mix.post, mix.comb)
-        following = mix_of(
-            after, weights, norm_eps=norm_eps, hc_eps=hc_eps, num_iters=num_iters
-        )
+        following = mix_of(after, weights, norm_eps=norm_eps, hc_eps=hc_eps, num_iters=num_iters)
         return MhcBoundary(after, following, collapse(after, mix.pre, norm_weight, norm_eps))
 
     return boundary

@@ -87,9 +87,7 @@ def select_topk(scores: Tensor, visible: Tensor, k: int) -> Tensor:
     return _best(scores, k)
 
 
-def select_candidates(
-    scores: Tensor, visible: Tensor, num_blocks: int, block_size: int
-) -> Tensor:
+def select_candidates(scores: Tensor, visible: Tensor, num_blocks: int, block_size: int) -> Tensor:
     missing = -scores.shape[1] % block_size
     padded = torch.nn.functional.pad(scores, (0, missing), value=-torch.inf)
     best = padded.unflatten(1, (-1, block_size)).amax(-1)

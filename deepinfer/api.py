@@ -1,0 +1,160 @@
+"""The Python interface: `LLM.generate` and `LLM.stream`."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Sequence
+from types import TracebackType
+
+from deepinfer.config import EngineConfig, override
+from deepinfer.device.errors import RequestError
+from deepinfer.engine.llm_engine import LLMEngine
+from deepinfer.engine.outputs import RequestOutput
+from deepinfer.engine.sampling_params import SamplingParams
+
+Prompt = str | list[int]
+
+
+class LLM:
+    """An engine in this process.
+
+    Example:
+        >>> from deepinfer import LLM, SamplingParams
+        >>> with LLM() as llm:
+        ...     llm.generate(["Once upon a time"], SamplingParams(max_tokens=40))[0].outputs[0].text
+    """
+
+    def __init__(self, config: EngineConfig | None = None, **overrides: object) -> None:
+        """Load the model.
+
+        Args:
+            config: resolved configuration; None takes the defaults.
+            overrides: dotted or nested fields on top, for example `numerics="exact"` or
+                `**{"cache.block_size": 32}`.
+        Raises:
+            CapabilityError, CheckpointError, ConfigError: what cannot be had, and why.
+        """
+        config = config or EngineConfig()
+        self.config = override(config, overrides) if overrides else config
+        self.engine = LLMEngine.from_config(self.config)
+        self._ids = itertools.count()
+
+    def generate(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        priorities: Sequence[int] | None = None,
+        timeout_s: float | None = None,
+    ) -> list[RequestOutput]:
+        """Answer every prompt; results stand in the order of the prompts.
+
+        Args:
+            prompts: texts or lists of token ids; one alone is accepted too.
+            params: for all prompts, or one for each; None takes `sampling` of the configuration.
+            priorities: one per prompt, lower runs first.
+            timeout_s: time limit of each request in seconds.
+
+        Returns:
+            One result per prompt. A bad request fails alone: its result has `error` set.
+        """
+        wanted = _as_list(prompts)
+        each = self._params_for(params, len(wanted))
+        if priorities is not None and len(priorities) != len(wanted):
+            raise RequestError(
+                f"{len(priorities)} priorities for {len(wanted)} prompts; give one each"
+            )
+        results: dict[str, RequestOutput] = {}
+        ids = []
+        for index, (prompt, own) in enumerate(zip(wanted, each, strict=True)):
+            request_id = f"generate-{next(self._ids)}"
+            ids.append(request_id)
+            try:
+                self.engine.add_request(
+                    request_id,
+                    prompt,
+                    own,
+                    priority=0 if priorities is None else priorities[index],
+                    timeout_s=timeout_s,
+                )
+            except RequestError as error:
+                results[request_id] = _refused(request_id, prompt, error)
+        open_ids = set(ids) - results.keys()
+        try:
+            while open_ids:
+                for output in self.engine.step():
+                    if output.finished:
+                        results[output.request_id] = output
+                        open_ids.discard(output.request_id)
+        finally:
+            for request_id in open_ids:
+                self.engine.abort(request_id)
+        return [results[request_id] for request_id in ids]
+
+    def stream(
+        self, prompt: Prompt, params: SamplingParams | None = None
+    ) -> Iterator[RequestOutput]:
+        """Answer one prompt; yields its cumulative result after every step that changed it.
+
+        Leaving the iterator early aborts the request.
+
+        Raises:
+            RequestError: the request cannot be served.
+        """
+        request_id = f"stream-{next(self._ids)}"
+        self.engine.add_request(request_id, prompt, self._params_for(params, 1)[0])
+        finished = False
+        try:
+            while not finished:
+                for output in self.engine.step():
+                    if output.request_id == request_id:
+                        finished = output.finished
+                        yield output
+        finally:
+            if not finished:
+                self.engine.abort(request_id)
+
+    def close(self) -> None:
+        """Free the device."""
+        self.engine.close()
+
+    def __enter__(self) -> LLM:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def _params_for(
+        self, params: SamplingParams | Sequence[SamplingParams] | None, count: int
+    ) -> list[SamplingParams]:
+        if params is None:
+            params = SamplingParams(**self.config.sampling)
+        if isinstance(params, SamplingParams):
+            return [params] * count
+        if len(params) != count:
+            raise RequestError(f"{len(params)} sampling params for {count} prompts; give one each")
+        return list(params)
+
+
+def _as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
+    if isinstance(prompts, str):
+        return [prompts]
+    if prompts and all(isinstance(entry, int) for entry in prompts):
+        return [[entry for entry in prompts if isinstance(entry, int)]]
+    return [entry for entry in prompts if not isinstance(entry, int)]
+
+
+def _refused(request_id: str, prompt: Prompt, error: RequestError) -> RequestOutput:
+    return RequestOutput(
+        request_id=request_id,
+        prompt=prompt if isinstance(prompt, str) else None,
+        prompt_token_ids=[] if isinstance(prompt, str) else list(prompt),
+        outputs=[],
+        finished=True,
+        error=str(error),
+    )

@@ -1,0 +1,1 @@
+"""KV memory: blocks and request slots."""

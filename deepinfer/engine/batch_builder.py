@@ -1,0 +1,108 @@
+"""Host tensors of a step: what the model needs, row by row and request by request."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from deepinfer.engine.sampling_batch import SamplingBatch, SamplingRow, build_sampling_batch
+from deepinfer.engine.step_state import SchedulerOutputs
+from deepinfer.model.config import V41Config
+from deepinfer.model.step_batch import StepBatch
+
+
+@dataclass(frozen=True, slots=True)
+class BuiltStep:
+    """A step ready to launch.
+
+    Attributes:
+        batch: model inputs; logits rows are the sampling rows, then the prompt rows scored.
+        sampling: controls of the sampling rows.
+        num_samples: sampling rows N.
+        prompt_targets: next prompt token of each scored prompt row.
+        num_prompt_top: alternatives wanted for prompt rows.
+    """
+
+    batch: StepBatch
+    sampling: SamplingBatch
+    num_samples: int
+    prompt_targets: list[int]
+    num_prompt_top: int
+
+
+def build_step(
+    scheduled: SchedulerOutputs,
+    config: V41Config,
+    *,
+    eos_token_ids: tuple[int, ...],
+    never_token_ids: tuple[int, ...],
+) -> BuiltStep:
+    """Tensors for a non-empty step.
+
+    Args:
+        scheduled: what runs.
+        config: the model.
+        eos_token_ids: removed while a row is short of min_tokens.
+        never_token_ids: ids no row may output.
+    """
+    history_len = max(config.engram_max_ngram_size - 1, 1)
+    input_ids: list[int] = []
+    history: list[list[int]] = []
+    sample_rows: list[int] = []
+    prompt_rows: list[int] = []
+    prompt_targets: list[int] = []
+    sampling: list[SamplingRow] = []
+    num_prompt_top = 0
+    for metadata in scheduled.sequences:
+        sequence, start = metadata.sequence, metadata.context_len
+        stop = start + metadata.query_len
+        first_row = len(input_ids)
+        input_ids += sequence.token_ids[start:stop]
+        before = sequence.token_ids[max(0, start - history_len) : start]
+        history.append([-1] * (history_len - len(before)) + before)
+        if metadata.scores_prompt:
+            prompt = sequence.request.prompt_token_ids
+            # Row p predicts token p + 1; the last prompt row predicts the first output.
+            scored = range(start, min(stop, len(prompt) - 1))
+            prompt_rows += [first_row + position - start for position in scored]
+            prompt_targets += [prompt[position + 1] for position in scored]
+            num_prompt_top = max(num_prompt_top, sequence.request.params.prompt_logprobs or 0)
+        if metadata.samples:
+            assert sequence.slot is not None  # a scheduled sequence is running
+            sample_rows.append(len(input_ids) - 1)
+            sampling.append(
+                SamplingRow(
+                    params=sequence.request.params,
+                    seed=sequence.request.seed,
+                    sample_index=sequence.index,
+                    position=stop,
+                    num_output_tokens=stop - sequence.num_prompt_tokens,
+                    slot=sequence.slot,
+                    mask=None if sequence.constraint is None else sequence.constraint.mask(0),
+                )
+            )
+    width = max(len(metadata.sequence.blocks) for metadata in scheduled.sequences)
+    tables = [
+        metadata.sequence.blocks + [-1] * (width - len(metadata.sequence.blocks))
+        for metadata in scheduled.sequences
+    ]
+    batch = StepBatch(
+        kind=scheduled.kind,
+        input_ids=torch.tensor(input_ids),
+        query_lens=torch.tensor([m.query_len for m in scheduled.sequences]),
+        context_lens=torch.tensor([m.context_len for m in scheduled.sequences]),
+        seq_slots=torch.tensor([m.sequence.slot for m in scheduled.sequences]),
+        block_table=torch.tensor(tables),
+        history=torch.tensor(history),
+        logits_rows=torch.tensor(sample_rows + prompt_rows, dtype=torch.int64),
+        max_query_len=max(m.query_len for m in scheduled.sequences),
+        max_key_len=max(m.context_len + m.query_len for m in scheduled.sequences),
+    )
+    controls = build_sampling_batch(
+        sampling,
+        config.vocab_size,
+        eos_token_ids=eos_token_ids,
+        never_token_ids=never_token_ids,
+    )
+    return BuiltStep(batch, controls, len(sampling), prompt_targets, num_prompt_top)

@@ -1,0 +1,135 @@
+"""Committing a collected step: the only place where lengths, tokens and text move forward."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from deepinfer.engine.outputs import FinishReason, TokenLogprob
+from deepinfer.engine.sequence import Sequence
+from deepinfer.engine.step_state import (
+    HostLogprobs,
+    SamplerOutput,
+    SequenceMetadata,
+    WorkerStepState,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class StopRules:
+    """What ends any answer.
+
+    Attributes:
+        eos_token_ids: end tokens of the model.
+        max_model_len: longest sequence in tokens.
+    """
+
+    eos_token_ids: frozenset[int]
+    max_model_len: int
+
+
+def commit(state: WorkerStepState, output: SamplerOutput, rules: StopRules) -> list[Sequence]:
+    """Apply a step's results to its sequences.
+
+    Results of a sequence whose generation has changed since (preempted, ended) change nothing.
+
+    Args:
+        state: the step.
+        output: its collected results.
+        rules: what ends an answer.
+
+    Returns:
+        The sequences that ended by it, with their finish reason set.
+    Source: ZO-8.
+    """
+    ended: list[Sequence] = []
+    row = prompt_row = 0
+    for metadata in state.scheduled.sequences:
+        sequence = metadata.sequence
+        num_scored = _num_scored(metadata)
+        current = metadata.generation == sequence.generation and sequence.finish_reason is None
+        if current:
+            sequence.total_inflight_tokens -= metadata.query_len
+            sequence.num_cached_tokens += metadata.query_len
+            if num_scored and output.prompt_logprobs is not None:
+                _commit_prompt(metadata, output.prompt_logprobs, prompt_row, num_scored)
+        prompt_row += num_scored
+        if not metadata.samples:
+            continue
+        if current:
+            _commit_token(sequence, state.step, output, row, rules)
+            if sequence.finish_reason is not None:
+                ended.append(sequence)
+        row += 1
+    return ended
+
+
+def _num_scored(metadata: SequenceMetadata) -> int:
+    if not metadata.scores_prompt:
+        return 0
+    last = metadata.sequence.num_prompt_tokens - 1
+    stop = metadata.context_len + metadata.query_len
+    return max(0, min(stop, last) - metadata.context_len)
+
+
+def _commit_prompt(
+    metadata: SequenceMetadata, logprobs: HostLogprobs, first: int, count: int
+) -> None:
+    request = metadata.sequence.request
+    entries = request.prompt_logprobs
+    assert entries is not None  # scores_prompt implies it
+    for offset in range(count):
+        position = metadata.context_len + offset + 1
+        if position < len(entries):
+            continue  # computed again after a preemption
+        token_id = request.prompt_token_ids[position]
+        num_top = request.params.prompt_logprobs or 0
+        entries.append(_entry(logprobs, first + offset, token_id, num_top))
+
+
+def _commit_token(
+    sequence: Sequence, step: int, output: SamplerOutput, row: int, rules: StopRules
+) -> None:
+    request = sequence.request
+    request.changed = True
+    if not bool(output.finite[row]):
+        sequence.finish_reason = FinishReason.ERROR
+        sequence.error = (
+            f"non-finite logits at step {step} for request {request.request_id}, answer "
+            f"{sequence.index}, output token {sequence.num_output_tokens}; the tokens before it "
+            "are kept"
+        )
+        return
+    token_id = int(output.token_ids[row, 0])
+    sequence.token_ids.append(token_id)
+    if sequence.constraint is not None:
+        sequence.constraint.advance(token_id)
+    if sequence.logprobs is not None and output.logprobs is not None:
+        num_top = request.params.logprobs or 0
+        sequence.logprobs.append(_entry(output.logprobs, row, token_id, num_top))
+    _check_end(sequence, token_id, rules)
+
+
+def _check_end(sequence: Sequence, token_id: int, rules: StopRules) -> None:
+    params = sequence.request.params
+    count = sequence.num_output_tokens
+    armed = count >= params.min_tokens
+    matched = sequence.text.push(token_id, armed=armed)
+    if matched is not None:
+        sequence.finish_reason, sequence.stop_reason = FinishReason.STOP, matched
+    elif armed and token_id in rules.eos_token_ids and not params.ignore_eos:
+        sequence.finish_reason = FinishReason.STOP
+    elif armed and token_id in params.stop_token_ids:
+        sequence.finish_reason, sequence.stop_reason = FinishReason.STOP, token_id
+    elif count == params.max_tokens or len(sequence.token_ids) >= rules.max_model_len:
+        sequence.finish_reason = FinishReason.LENGTH
+
+
+def _entry(logprobs: HostLogprobs, row: int, token_id: int, num_top: int) -> TokenLogprob:
+    ids = logprobs.top_ids[row, :num_top].tolist()
+    values = logprobs.top_values[row, :num_top].tolist()
+    return TokenLogprob(
+        token_id,
+        float(logprobs.chosen[row]),
+        int(logprobs.rank[row]),
+        tuple(zip(ids, values, strict=True)),
+    )

@@ -1,0 +1,44 @@
+"""Text of one answer: tokens to characters, stop strings held back until decided."""
+
+from __future__ import annotations
+
+from deepinfer.engine.sampling_params import SamplingParams
+from deepinfer.text.detokenizer import StreamDetokenizer
+from deepinfer.text.stop import StopMatcher
+from deepinfer.text.tokenizer import TextTokenizer
+
+
+class OutputText:
+    """Cumulative text of committed tokens; empty when the request wants no text."""
+
+    def __init__(self, tokenizer: TextTokenizer, params: SamplingParams) -> None:
+        self._detokenizer = (
+            StreamDetokenizer(tokenizer, skip_special_tokens=params.skip_special_tokens)
+            if params.detokenize
+            else None
+        )
+        self._matcher = StopMatcher(
+            params.stop_strings, include_in_output=params.include_stop_str_in_output
+        )
+        self.text = ""
+
+    def push(self, token_id: int, *, armed: bool) -> str | None:
+        """Add one committed token.
+
+        Args:
+            token_id: the token.
+            armed: whether a stop string may end the answer here (min_tokens reached).
+
+        Returns:
+            The stop string that ends the answer, or None.
+        """
+        if self._detokenizer is None:
+            return None
+        step = self._matcher.push(self._detokenizer.push(token_id), armed=armed)
+        self.text += step.emit
+        return step.matched
+
+    def finish(self) -> None:
+        """Release what was held back as a possible stop string."""
+        if self._detokenizer is not None and self._matcher.matched is None:
+            self.text += self._matcher.flush()

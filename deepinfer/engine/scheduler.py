@@ -1,0 +1,188 @@
+"""Which sequences run in the next step, and who holds memory.
+
+A step is PREFILL or DECODE, never both. Prefill goes first: it ends waiting soonest and fills
+later decode steps. Sequences are taken by priority, then arrival. When KV runs out while
+decoding, the last in that order is preempted: it gives everything back and is computed again
+later, from its tokens.
+
+    WAITING --admit--> RUNNING --finish--> FINISHED
+       ^                  |
+       +----- preempt ----+   (generation + 1)
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+
+from deepinfer.cache.block_pool import BlockPool, SlotPool, blocks_for
+from deepinfer.device.runtime import StepKind
+from deepinfer.engine.sequence import Sequence, SequenceStatus
+from deepinfer.engine.step_state import SchedulerOutputs, SequenceMetadata
+
+_log = logging.getLogger(__name__)
+
+
+class Scheduler:
+    """Admission, chunked prefill, decode, preemption by recompute."""
+
+    def __init__(
+        self,
+        *,
+        block_size: int,
+        num_blocks: int,
+        max_num_seqs: int,
+        max_num_tokens: int,
+        max_chunk_tokens: int,
+        on_release: Callable[[int, list[int]], None],
+    ) -> None:
+        """An empty scheduler.
+
+        Args:
+            block_size: tokens per KV block.
+            num_blocks: blocks of the pool.
+            max_num_seqs: sequences that may run at once.
+            max_num_tokens: rows of a step.
+            max_chunk_tokens: prefill rows of one sequence in a step.
+            on_release: called with slot and blocks when a sequence gives its memory back.
+        """
+        self.block_size = block_size
+        self.blocks = BlockPool(num_blocks)
+        self.slots = SlotPool(max_num_seqs)
+        self.waiting: list[Sequence] = []
+        self.running: list[Sequence] = []
+        self.num_preemptions = 0
+        self._max_num_tokens = max_num_tokens
+        self._max_chunk_tokens = max_chunk_tokens
+        self._on_release = on_release
+
+    def add(self, sequence: Sequence) -> None:
+        """Queue a sequence."""
+        sequence.status = SequenceStatus.WAITING
+        self.waiting.append(sequence)
+        self.waiting.sort(key=lambda waiting: waiting.order)
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self.waiting or self.running)
+
+    def schedule(self) -> tuple[SchedulerOutputs, list[Sequence]]:
+        """Decide the next step.
+
+        Returns:
+            The step (kind EMPTY when nothing can run) and the sequences that can never go on,
+            because one alone needs more KV than there is; the caller ends them.
+        """
+        prefill = self._schedule_prefill()
+        if prefill:
+            return SchedulerOutputs(StepKind.PREFILL, tuple(prefill)), []
+        decode, starved = self._schedule_decode()
+        kind = StepKind.DECODE if decode else StepKind.EMPTY
+        return SchedulerOutputs(kind, tuple(decode)), starved
+
+    def _schedule_prefill(self) -> list[SequenceMetadata]:
+        chosen: list[SequenceMetadata] = []
+        budget = self._max_num_tokens
+        for sequence in self.running:
+            if budget == 0:
+                break
+            if sequence.needs_prefill:
+                chosen.append(self._chunk(sequence, budget))
+                budget -= chosen[-1].query_len
+        while budget > 0 and self.waiting and self._admit(self.waiting[0]):
+            sequence = self.waiting.pop(0)
+            chosen.append(self._chunk(sequence, budget))
+            budget -= chosen[-1].query_len
+        return chosen
+
+    def _admit(self, sequence: Sequence) -> bool:
+        """Give a waiting sequence its slot and the blocks of all tokens it has, plus one."""
+        needed = blocks_for(len(sequence.token_ids) + 1, self.block_size)
+        if self.slots.num_free == 0 or needed > self.blocks.num_free:
+            return False
+        sequence.slot = self.slots.allocate(1)[0]
+        sequence.blocks = self.blocks.allocate(needed)
+        sequence.prefill_target = len(sequence.token_ids)
+        sequence.status = SequenceStatus.RUNNING
+        self.running.append(sequence)
+        self.running.sort(key=lambda running: running.order)
+        return True
+
+    def _chunk(self, sequence: Sequence, budget: int) -> SequenceMetadata:
+        context = sequence.num_launched_tokens
+        remaining = sequence.prefill_target - context
+        length = min(remaining, budget, self._max_chunk_tokens)
+        request = sequence.request
+        scores = (
+            sequence.index == 0
+            and request.params.prompt_logprobs is not None
+            and request.prompt_logprobs is not None
+            and len(request.prompt_logprobs) < len(request.prompt_token_ids)
+        )
+        sequence.total_inflight_tokens += length
+        return SequenceMetadata(
+            sequence, sequence.generation, context, length, length == remaining, scores
+        )
+
+    def _schedule_decode(self) -> tuple[list[SequenceMetadata], list[Sequence]]:
+        chosen: list[SequenceMetadata] = []
+        starved: list[Sequence] = []
+        for sequence in list(self.running):
+            if len(chosen) == self._max_num_tokens:
+                break
+            if sequence.status is not SequenceStatus.RUNNING:
+                continue  # preempted for one before it
+            if not self._grow(sequence, chosen):
+                starved.append(sequence)
+                continue
+            if sequence.status is not SequenceStatus.RUNNING:
+                continue  # it preempted itself
+            context = sequence.num_launched_tokens
+            sequence.total_inflight_tokens += 1
+            chosen.append(SequenceMetadata(sequence, sequence.generation, context, 1, True, False))
+        return chosen, starved
+
+    def _grow(self, sequence: Sequence, chosen: list[SequenceMetadata]) -> bool:
+        """Room for one more position; preempts from the end. False: it alone is too large."""
+        while blocks_for(sequence.num_launched_tokens + 1, self.block_size) > len(sequence.blocks):
+            if self.blocks.num_free > 0:
+                sequence.blocks += self.blocks.allocate(1)
+                continue
+            # Those already chosen stand before it in the order and keep their memory.
+            victim = self.running[-1]
+            if victim is sequence and len(self.running) == 1:
+                return False
+            self.preempt(victim)
+            if victim is sequence:
+                return True
+        return True
+
+    def preempt(self, sequence: Sequence) -> None:
+        """Take everything from a running sequence and queue it again; its tokens stay."""
+        _log.info(
+            "preempting %s[%d] at %d tokens", sequence.request.request_id, sequence.index,
+            len(sequence.token_ids),
+        )  # fmt: skip
+        self.num_preemptions += 1
+        sequence.generation += 1
+        self._release(sequence)
+        self.add(sequence)
+
+    def finish(self, sequence: Sequence) -> None:
+        """Take an ended sequence out, wherever it stands; late results of it are ignored."""
+        if sequence.status is SequenceStatus.WAITING:
+            self.waiting.remove(sequence)
+        elif sequence.status is SequenceStatus.RUNNING:
+            self._release(sequence)
+        sequence.generation += 1
+        sequence.status = SequenceStatus.FINISHED
+
+    def _release(self, sequence: Sequence) -> None:
+        self.running.remove(sequence)
+        assert sequence.slot is not None  # a running sequence has one
+        slot, blocks = sequence.slot, sequence.blocks
+        sequence.slot, sequence.blocks = None, []
+        sequence.num_cached_tokens = sequence.total_inflight_tokens = 0
+        self._on_release(slot, blocks)
+        self.slots.release([slot])
+        self.blocks.release(blocks)

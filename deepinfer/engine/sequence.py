@@ -1,0 +1,124 @@
+"""A request and the running state of its answers."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass, field
+
+from deepinfer.engine.output_text import OutputText
+from deepinfer.engine.outputs import FinishReason, TokenLogprob
+from deepinfer.engine.sampling_params import SamplingParams
+from deepinfer.structured.constraint import Constraint
+
+
+@dataclass(slots=True)
+class Request:
+    """What a user asked.
+
+    Attributes:
+        request_id: unique among open requests.
+        prompt: text, or None when token ids were given.
+        prompt_token_ids: at least one token.
+        params: checked against the model.
+        seed: 64-bit seed; drawn at admission when the request names none.
+        priority: lower runs first.
+        arrival: order of arrival.
+        deadline_s: monotonic time after which it ends with reason timeout, or None.
+        sequences: one per answer.
+        prompt_logprobs: filled while the first answer's prompt is computed.
+        changed: has news since its last RequestOutput.
+    """
+
+    request_id: str
+    prompt: str | None
+    prompt_token_ids: list[int]
+    params: SamplingParams
+    seed: int
+    priority: int
+    arrival: int
+    deadline_s: float | None
+    sequences: list[Sequence] = field(default_factory=list)
+    prompt_logprobs: list[TokenLogprob | None] | None = None
+    changed: bool = False
+
+    @property
+    def finished(self) -> bool:
+        return all(sequence.finish_reason is not None for sequence in self.sequences)
+
+
+class SequenceStatus(enum.Enum):
+    """WAITING holds no memory; RUNNING has a slot and blocks; FINISHED holds none again."""
+
+    WAITING = "waiting"
+    RUNNING = "running"
+    FINISHED = "finished"
+
+
+@dataclass(slots=True)
+class Sequence:
+    """One answer in the making.
+
+    Three numbers are kept and the rest follows from them: tokens known, tokens whose KV is
+    committed, tokens launched and not committed.
+
+    Attributes:
+        request: its request.
+        index: which of the request's answers.
+        token_ids: prompt and committed output.
+        text: detokenisation and stop strings of the output.
+        constraint: structured output, or None.
+        status: where it stands.
+        num_cached_tokens: positions whose KV is committed.
+        total_inflight_tokens: positions launched and not committed (ZO-3).
+        prefill_target: positions to compute before it decodes; set at admission.
+        generation: rises with every preemption; results of an older one are ignored (ZO-8).
+        blocks: KV blocks held.
+        slot: persistent slot, or None.
+        logprobs: one entry per output token, if asked for.
+        finish_reason: set once.
+        stop_reason: stop string or token id that ended it.
+        error: what went wrong, with finish reason error.
+    """
+
+    request: Request
+    index: int
+    token_ids: list[int]
+    text: OutputText
+    constraint: Constraint | None = None
+    status: SequenceStatus = SequenceStatus.WAITING
+    num_cached_tokens: int = 0
+    total_inflight_tokens: int = 0
+    prefill_target: int = 0
+    generation: int = 0
+    blocks: list[int] = field(default_factory=list)
+    slot: int | None = None
+    logprobs: list[TokenLogprob] | None = None
+    finish_reason: FinishReason | None = None
+    stop_reason: str | int | None = None
+    error: str | None = None
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        return len(self.request.prompt_token_ids)
+
+    @property
+    def num_output_tokens(self) -> int:
+        return len(self.token_ids) - self.num_prompt_tokens
+
+    @property
+    def output_token_ids(self) -> list[int]:
+        return self.token_ids[self.num_prompt_tokens :]
+
+    @property
+    def num_launched_tokens(self) -> int:
+        """Positions computed or being computed."""
+        return self.num_cached_tokens + self.total_inflight_tokens
+
+    @property
+    def needs_prefill(self) -> bool:
+        return self.num_launched_tokens < self.prefill_target
+
+    @property
+    def order(self) -> tuple[int, int, int]:
+        """Who runs first: priority, then arrival, then answer."""
+        return (self.request.priority, self.request.arrival, self.index)

@@ -1,0 +1,207 @@
+"""One device's worker: launches steps on the compute stream and hands back their state.
+
+Everything a launch issues goes through `Stream.enqueue`; the host waits only for the `sampled`
+event of a step, when it collects it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from deepinfer.device.backend import Backend
+from deepinfer.device.ops import sampling
+from deepinfer.device.ops.sampling import LogitControls, Logprobs
+from deepinfer.engine.batch_builder import BuiltStep
+from deepinfer.engine.sampling_batch import SamplingBatch
+from deepinfer.engine.step_state import (
+    HostLogprobs,
+    SamplerOutput,
+    SchedulerOutputs,
+    WorkerStepState,
+)
+from deepinfer.model.caches import CacheGeometry, ModelCaches
+from deepinfer.model.step_batch import StepBatch
+
+
+class StepModel(Protocol):
+    """What the worker runs: the backbone, or a scripted double of it in tests."""
+
+    def create_caches(self, geometry: CacheGeometry) -> ModelCaches: ...
+
+    def forward(self, batch: StepBatch, caches: ModelCaches) -> Tensor: ...
+
+
+@dataclass(slots=True)
+class _PenaltyState:
+    """Token counts per slot, made when the first penalised request arrives."""
+
+    output_counts: Tensor
+    prompt_seen: Tensor
+
+
+class Worker:
+    """Model, caches and sampler of one rank."""
+
+    def __init__(
+        self, backend: Backend, model: StepModel, geometry: CacheGeometry, vocab_size: int
+    ) -> None:
+        """Allocate the caches and bind the sampling ops.
+
+        Raises:
+            CapabilityError: the backend lacks a sampling op.
+        """
+        self._runtime = backend.runtime
+        self._model, self._geometry, self._vocab_size = model, geometry, vocab_size
+        self._caches = model.create_caches(geometry)
+        self._penalties: _PenaltyState | None = None
+        self._step = 0
+        ops = backend.ops
+        self._apply_controls = ops[sampling.apply_controls]
+        self._sample_tokens = ops[sampling.sample_tokens]
+        self._token_logprobs = ops[sampling.token_logprobs]
+        self._finite_rows = ops[sampling.finite_rows]
+        self._count_tokens = ops[sampling.count_tokens]
+
+    @property
+    def caches(self) -> ModelCaches:
+        """KV state of this rank."""
+        return self._caches
+
+    def launch(self, scheduled: SchedulerOutputs, built: BuiltStep) -> WorkerStepState:
+        """Issue a step; returns before it is computed.
+
+        Args:
+            scheduled: what runs, kept in the state.
+            built: host tensors; not changed by the caller until the step is collected.
+        """
+        stream = self._runtime.compute_stream
+        output = self._allocate(built)
+        held: list[Tensor] = []
+
+        def forward() -> None:
+            batch = _on_device(built.batch, self._runtime.device)
+            held.append(self._model.forward(batch, self._caches))
+
+        def sample() -> None:
+            self._sample(held.pop(), built, output)
+
+        stream.enqueue(forward)
+        forwarded = stream.record_event()
+        stream.enqueue(sample)
+        state = WorkerStepState(self._step, scheduled, output, forwarded, stream.record_event())
+        self._step += 1
+        return state
+
+    def collect(self, state: WorkerStepState) -> SamplerOutput:
+        """Wait for a step's results; raises what its work raised."""
+        state.sampled.synchronize()
+        return state.sampler_output
+
+    def start_penalties(self, slot: int, prompt: list[int], output: list[int]) -> None:
+        """Set the token counts of a slot to those of the sequence that just got it."""
+        device = self._runtime.device
+        prompt_ids, output_ids = torch.tensor(prompt), torch.tensor(output, dtype=torch.int64)
+
+        def reset() -> None:
+            if self._penalties is None:
+                shape = (self._geometry.max_num_seqs, self._vocab_size)
+                self._penalties = _PenaltyState(
+                    torch.zeros(shape, dtype=torch.int32, device=device),
+                    torch.zeros(shape, dtype=torch.bool, device=device),
+                )
+            counts, seen = self._penalties.output_counts, self._penalties.prompt_seen
+            counts[slot] = 0
+            seen[slot] = False
+            seen[slot, prompt_ids.to(device)] = True
+            ids = output_ids.to(device)
+            self._count_tokens(ids, torch.full_like(ids, slot), counts)
+
+        self._runtime.compute_stream.enqueue(reset)
+
+    def release(self, slot: int, blocks: list[int]) -> None:
+        """Tell the device that nobody reads these rows any more (test modes poison them)."""
+        if not self._runtime.poisons_released:
+            return
+        numbers = torch.tensor(blocks, dtype=torch.int64)
+
+        def poison() -> None:
+            self._caches.poison_blocks(numbers.to(self._runtime.device))
+            self._caches.poison_slot(slot)
+
+        self._runtime.compute_stream.enqueue(poison)
+
+    def _allocate(self, built: BuiltStep) -> SamplerOutput:
+        pinned = self._runtime.pinned
+
+        def logprobs(count: int, num_top: int) -> HostLogprobs:
+            return HostLogprobs(
+                pinned((count,), torch.float32),
+                pinned((count,), torch.int64),
+                pinned((count, num_top), torch.int64),
+                pinned((count, num_top), torch.float32),
+            )
+
+        count, num_top = built.num_samples, built.sampling.num_top
+        scored = len(built.prompt_targets)
+        return SamplerOutput(
+            token_ids=pinned((count, 1), torch.int64),
+            num_accepted=torch.zeros(count, dtype=torch.int64),
+            finite=pinned((count,), torch.bool),
+            logprobs=None if num_top is None else logprobs(count, num_top),
+            prompt_logprobs=logprobs(scored, built.num_prompt_top) if scored else None,
+        )
+
+    def _sample(self, logits: Tensor, built: BuiltStep, output: SamplerOutput) -> None:
+        device = self._runtime.device
+        count = built.num_samples
+        if output.prompt_logprobs is not None:
+            targets = torch.tensor(built.prompt_targets, device=device)
+            scored = self._token_logprobs(logits[count:], targets, built.num_prompt_top)
+            _copy_logprobs(scored, output.prompt_logprobs)
+        if count == 0:
+            return
+        raw = logits[:count]
+        controls = built.sampling.to(device)
+        processed = self._apply_controls(raw, self._controls(controls))
+        tokens = self._sample_tokens(processed, controls.params, controls.work)
+        output.token_ids[:, 0].copy_(tokens, non_blocking=True)
+        usable = self._finite_rows(raw) & self._finite_rows(processed)
+        output.finite.copy_(usable, non_blocking=True)
+        if output.logprobs is not None:
+            chosen = self._token_logprobs(raw, tokens, built.sampling.num_top or 0)
+            _copy_logprobs(chosen, output.logprobs)
+        if built.sampling.has_penalties and self._penalties is not None:
+            self._count_tokens(tokens, controls.integers[4], self._penalties.output_counts)
+
+    def _controls(self, controls: SamplingBatch) -> LogitControls:
+        if self._penalties is None:
+            # No penalised request has ever run, so no row of this step is penalised.
+            return LogitControls(controls.allowed, controls.banned, controls.bias, None)
+        return controls.controls(self._penalties.output_counts, self._penalties.prompt_seen)
+
+
+def _copy_logprobs(source: Logprobs, target: HostLogprobs) -> None:
+    target.chosen.copy_(source.chosen, non_blocking=True)
+    target.rank.copy_(source.rank, non_blocking=True)
+    target.top_ids.copy_(source.top_ids, non_blocking=True)
+    target.top_values.copy_(source.top_values, non_blocking=True)
+
+
+def _on_device(batch: StepBatch, device: torch.device) -> StepBatch:
+    def move(tensor: Tensor) -> Tensor:
+        return tensor.to(device, non_blocking=True)
+
+    return replace(
+        batch,
+        input_ids=move(batch.input_ids),
+        query_lens=move(batch.query_lens),
+        context_lens=move(batch.context_lens),
+        seq_slots=move(batch.seq_slots),
+        block_table=move(batch.block_table),
+        history=move(batch.history),
+        logits_rows=move(batch.logits_rows),
+    )

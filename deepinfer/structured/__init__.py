@@ -1,0 +1,1 @@
+"""Structured output: the constraint interface (grammars come later)."""
