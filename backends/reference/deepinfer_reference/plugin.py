@@ -7,7 +7,7 @@ from importlib import metadata
 from typing import TYPE_CHECKING
 
 from deepinfer.device.hookspecs import hookimpl
-from deepinfer.device.probe import SEAM_VERSION, Probe
+from deepinfer.device.probe import Probe
 
 if TYPE_CHECKING:
     from deepinfer.device.backend import Backend

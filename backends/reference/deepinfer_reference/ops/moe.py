@@ -13,7 +13,7 @@ from deepinfer.device.handles import ExpertBatch, ExpertWeights, LinearWeight
 from deepinfer.device.op import OpTable
 from deepinfer.device.ops import moe
 from deepinfer.device.ops.moe import Routing
-from deepinfer_reference.gemm import ROW_TILE, by_row_tiles, invariant_matmul, padded_matmul
+from deepinfer_reference.gemm import ROW_TILE, by_row_tiles, padded_matmul
 from deepinfer_reference.handles import DenseExperts, DenseLinear, SlotBatch
 
 _RENORM_EPS = 1e-20
@@ -68,17 +68,18 @@ def moe_experts(batch: ExpertBatch, weights: ExpertWeights, swiglu_limit: float)
     x = slots.x
     values = round_trip_a8(x) if packed.quantizes_input else x.float()
     gathered = values.index_select(0, slots.slot_rows)
-    hidden = gathered.new_empty((gathered.shape[0], packed.gate_up.shape[1]))
-    for expert, start, stop in slots.runs:
-        hidden[start:stop] = invariant_matmul(gathered[start:stop], packed.gate_up[expert])
+    hidden = _by_expert(gathered, slots, packed.gate_up)
     # The projections are bf16 products in normative numerics, like every linear.
     activated = _clamped_swiglu(hidden.to(x.dtype), swiglu_limit)
     activated = (activated * slots.slot_weights.unsqueeze(1)).to(x.dtype)
     inner = round_trip_a8(activated) if packed.quantizes_input else activated.float()
-    outputs = gathered.new_empty((gathered.shape[0], packed.down.shape[1]))
-    for expert, start, stop in slots.runs:
-        outputs[start:stop] = invariant_matmul(inner[start:stop], packed.down[expert])
-    return outputs.to(x.dtype)
+    return _by_expert(inner, slots, packed.down).to(x.dtype)
+
+
+def _by_expert(rows: Tensor, slots: SlotBatch, matrices: Tensor) -> Tensor:
+    """Each run of slots times its expert's matrix; runs are whole row tiles."""
+    pieces = [padded_matmul(rows[start:stop], matrices[e]) for e, start, stop in slots.runs]
+    return torch.cat(pieces) if pieces else rows.new_empty((0, matrices.shape[1]))
 
 
 def moe_combine(outputs: Tensor, batch: ExpertBatch, shared: Tensor) -> Tensor:
