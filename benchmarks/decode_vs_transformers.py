@@ -5,7 +5,7 @@ weights in fp32, batch 8, a context of `--context` tokens, and alternate in bloc
 that a noisy machine hits both. It measures, it asserts nothing.
 
     pip install transformers
-    python benchmarks/decode_vs_transformers.py --json benchmarks/results/decode_vs_transformers.json
+    python benchmarks/decode_vs_transformers.py --json decode_vs_transformers.json
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ from deepinfer.cli.options import add_common_options, resolve_config
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from deepinfer.device.explain import OpChoice
+    from deepinfer.device.op import OpChoice
     from deepinfer.device.registry import BackendInfo
 
 _EPILOG = """\

@@ -44,7 +44,8 @@ def ue8m0_to_pow2(scale: Tensor) -> Tensor:
 
 
 def _grouped(x: Tensor, group: int) -> Tensor:
-    return x.float().unflatten(-1, (-1, group))
+    grouped: Tensor = x.float().unflatten(-1, (-1, group))
+    return grouped
 
 
 def _a8_scale(grouped: Tensor) -> Tensor:
@@ -69,7 +70,7 @@ def quantize_a8(x: Tensor) -> tuple[Tensor, Tensor]:
 
 def dequantize_a8(codes: Tensor, scale: Tensor) -> Tensor:
     """fp32 values [..., N] of e4m3 codes [..., N] and ue8m0 scales [..., N / 32]."""
-    grouped = codes.float().unflatten(-1, (-1, GROUP))
+    grouped: Tensor = codes.float().unflatten(-1, (-1, GROUP))
     return (grouped * ue8m0_to_pow2(scale).unsqueeze(-1)).flatten(-2)
 
 
@@ -162,7 +163,7 @@ def quantize_q4_ue8m0(x: Tensor) -> tuple[Tensor, Tensor]:
 
 def dequantize_q4_ue8m0(packed: Tensor, scale: Tensor) -> Tensor:
     """fp32 [..., N] of bytes [..., N / 2] and ue8m0 scales [..., N / 32]."""
-    grouped = unpack_e2m1(packed).unflatten(-1, (-1, GROUP))
+    grouped: Tensor = unpack_e2m1(packed).unflatten(-1, (-1, GROUP))
     return (grouped * ue8m0_to_pow2(scale).unsqueeze(-1)).flatten(-2)
 
 
@@ -182,7 +183,7 @@ def quantize_q4_e4m3(x: Tensor) -> tuple[Tensor, Tensor]:
 
 def dequantize_q4_e4m3(packed: Tensor, scale: Tensor) -> Tensor:
     """fp32 [..., N] of bytes [..., N / 2] and e4m3 scales [..., N / 16]."""
-    grouped = unpack_e2m1(packed).unflatten(-1, (-1, NVFP4_GROUP))
+    grouped: Tensor = unpack_e2m1(packed).unflatten(-1, (-1, NVFP4_GROUP))
     return (grouped * scale.float().unsqueeze(-1)).flatten(-2)
 
 

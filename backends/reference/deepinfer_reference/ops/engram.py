@@ -58,7 +58,7 @@ def engram_inject(
 ) -> Tensor:
     _, num_streams, width = streams.shape
     hidden = streams.float()
-    split = kv.float().unflatten(1, (num_streams + 1, width))
+    split: Tensor = kv.float().unflatten(1, (num_streams + 1, width))
     keys, value = split[:, :num_streams], split[:, num_streams:]
     dot = (hidden * query_key_weight * keys).sum(-1)
     dot = dot * torch.rsqrt(hidden.square().mean(-1) + eps)

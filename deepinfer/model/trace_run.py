@@ -1,0 +1,118 @@
+"""Running one sequence through the backbone with every intermediate tensor kept."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from deepinfer.device.backend import Backend
+from deepinfer.device.errors import RequestError
+from deepinfer.device.runtime import StepKind
+from deepinfer.model.caches import CacheGeometry
+from deepinfer.model.loading import LoadedModel
+from deepinfer.model.step_batch import StepBatch
+
+_BLOCK_SIZE = 64
+
+
+class _Recorder:
+    """Keeps copies of what the backbone reports, in execution order."""
+
+    def __init__(self) -> None:
+        self.pieces: dict[str, list[Tensor]] = {}
+
+    def record(self, name: str, value: Tensor) -> None:
+        self.pieces.setdefault(name, []).append(value.detach().clone())
+
+
+def _check(token_ids: Sequence[int], loaded: LoadedModel) -> None:
+    config = loaded.config
+    if not token_ids:
+        raise RequestError("no token to trace; give at least one")
+    for token_id in token_ids:
+        if not 0 <= token_id < config.vocab_size:
+            raise RequestError(
+                f"token id {token_id} is not in the vocabulary; expected 0 to "
+                f"{config.vocab_size - 1}"
+            )
+    if len(token_ids) > config.max_position_embeddings:
+        raise RequestError(
+            f"{len(token_ids)} tokens, the model's limit is {config.max_position_embeddings}"
+        )
+
+
+def trace_tokens(
+    loaded: LoadedModel,
+    backend: Backend,
+    token_ids: Sequence[int],
+    *,
+    kind: StepKind = StepKind.PREFILL,
+    chunk: int | None = None,
+    last: int | None = None,
+) -> dict[str, Tensor]:
+    """Trace one sequence from an empty cache.
+
+    Args:
+        loaded: the model on `backend`.
+        backend: where it runs.
+        token_ids: the sequence.
+        kind: PREFILL in chunks, or DECODE token by token.
+        chunk: tokens per step; None: all at once (1 when decoding).
+        last: keep the rows of the last positions only; None keeps all.
+
+    Returns:
+        Tensors on the CPU by trace name, in execution order; `logits` [n, vocab] fp32 comes
+        last. Dimension 0 is the position.
+    Raises:
+        RequestError: no token, an id outside the vocabulary, or too many tokens.
+    """
+    _check(token_ids, loaded)
+    ids, config = list(token_ids), loaded.config
+    size = 1 if kind is StepKind.DECODE else (chunk or len(ids))
+    num_blocks = -(-len(ids) // _BLOCK_SIZE)
+    geometry = CacheGeometry.for_engine(
+        config,
+        block_size=_BLOCK_SIZE,
+        num_blocks=num_blocks,
+        max_num_seqs=1,
+        max_num_tokens=size,
+    )
+    caches = loaded.backbone.create_caches(geometry)
+    device = backend.runtime.device
+    recorder, logits = _Recorder(), []
+    history_len = max(config.engram_max_ngram_size - 1, 1)
+
+    def one(value: int) -> Tensor:
+        return torch.tensor([value], device=device)
+
+    def run(start: int) -> None:
+        part = ids[start : start + size]
+        before = ids[max(0, start - history_len) : start]
+        padded = [-1] * (history_len - len(before)) + before
+        batch = StepBatch(
+            kind=kind,
+            input_ids=torch.tensor(part, device=device),
+            query_lens=one(len(part)),
+            context_lens=one(start),
+            seq_slots=one(0),
+            block_table=torch.arange(num_blocks, device=device).unsqueeze(0),
+            history=torch.tensor([padded], device=device),
+            logits_rows=torch.arange(len(part), device=device),
+            max_query_len=len(part),
+            max_key_len=start + len(part),
+        )
+        logits.append(loaded.backbone.forward(batch, caches, recorder))
+
+    stream = backend.runtime.compute_stream
+    for start in range(0, len(ids), size):
+        stream.enqueue(partial(run, start))
+    stream.synchronize()
+    recorder.pieces["logits"] = logits
+    first = 0 if last is None else max(0, len(ids) - last)
+    return {
+        name: torch.cat(pieces)[first:].cpu().contiguous()
+        for name, pieces in recorder.pieces.items()
+    }
