@@ -1,0 +1,109 @@
+"""`LLM.generate` and `LLM.stream` on a golden checkpoint."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from deepinfer.api import LLM
+from deepinfer.config import EngineConfig
+from deepinfer.device.errors import RequestError
+from deepinfer.engine.outputs import FinishReason
+from deepinfer.engine.sampling_params import SamplingParams
+
+PARAMS = SamplingParams(temperature=0.0, max_tokens=4, ignore_eos=True)
+
+
+@pytest.fixture(scope="module")
+def llm(make_config: Callable[..., EngineConfig]) -> Iterator[LLM]:
+    """A model that many tests ask."""
+    with LLM(make_config(max_model_len=64)) as opened:
+        yield opened
+
+
+def _is_idle(llm: LLM) -> bool:
+    stats = llm.engine.stats()
+    return (stats.num_running, stats.num_waiting, stats.kv_used_blocks) == (0, 0, 0)
+
+
+def test_results_stand_in_the_order_of_prompts(llm: LLM) -> None:
+    """P46."""
+    wanted = [[20] * 40, [21], [22] * 20]
+    lengths = [2, 5, 3]
+    params = [SamplingParams(temperature=0.0, max_tokens=n, ignore_eos=True) for n in lengths]
+    results = llm.generate(wanted, params)
+    assert [result.prompt_token_ids for result in results] == wanted
+    assert [len(result.outputs[0].token_ids) for result in results] == lengths
+
+
+def test_a_prompt_that_is_too_long_fails_alone(llm: LLM) -> None:
+    """P38."""
+    short, other = [30, 31, 32], [40, 41]
+    results = llm.generate([short, [50] * 70, other], PARAMS)
+    assert results[1].error is not None
+    assert "70 tokens" in results[1].error
+    assert "64" in results[1].error
+    assert results[1].outputs == []
+    for result, prompt in ((results[0], short), (results[2], other)):
+        assert result.outputs == llm.generate(prompt, PARAMS)[0].outputs
+
+
+def test_text_and_token_prompts_are_alike(llm: LLM) -> None:
+    text, tokens = llm.generate(["a,b,c", [100, 47, 101, 47, 102]], PARAMS)
+    assert (text.prompt, tokens.prompt) == ("a,b,c", None)
+    assert text.outputs == tokens.outputs
+
+
+def test_streamed_text_grows_to_the_final_one(llm: LLM) -> None:
+    streamed = list(llm.stream("a,b,c", PARAMS))
+    texts = [result.outputs[0].text for result in streamed]
+    assert all(after.startswith(before) for before, after in zip(texts, texts[1:], strict=False))
+    assert [len(result.outputs[0].token_ids) for result in streamed] == [1, 2, 3, 4]
+    assert streamed[-1].outputs == llm.generate("a,b,c", PARAMS)[0].outputs
+
+
+def test_leaving_a_stream_early_aborts_it(llm: LLM) -> None:
+    stream = llm.stream("a,b,c", PARAMS)
+    assert not next(stream).finished
+    assert not _is_idle(llm)
+    stream.close()  # type: ignore[attr-defined]
+    assert _is_idle(llm)
+    assert llm.generate("a,b,c", PARAMS)[0].outputs[0].finish_reason is FinishReason.LENGTH
+
+
+def test_results_already_streamed_do_not_change(llm: LLM) -> None:
+    stream = llm.stream("a,b,c", PARAMS)
+    first = next(stream)
+    before = (first.to_json(), list(first.outputs[0].token_ids))
+    list(stream)
+    assert (first.to_json(), first.outputs[0].token_ids) == before
+
+
+def test_generating_inside_a_stream_loses_nothing(llm: LLM) -> None:
+    stream = llm.stream("a,b,c", PARAMS)
+    first = next(stream)
+    llm.generate([[20] * 5], PARAMS)
+    rest = []
+    for _ in range(10):
+        try:
+            rest.append(next(stream))
+        except StopIteration:
+            break
+    assert not first.finished
+    assert rest[-1].outputs == llm.generate("a,b,c", PARAMS)[0].outputs
+
+
+@pytest.mark.parametrize(
+    ("params", "priorities"), [([PARAMS], None), (PARAMS, [0]), (PARAMS, [0, 1, 2])]
+)
+def test_lists_must_fit_the_prompts(
+    llm: LLM, params: SamplingParams | list[SamplingParams], priorities: list[int] | None
+) -> None:
+    with pytest.raises(RequestError, match="2 prompts"):
+        llm.generate([[20], [21]], params, priorities=priorities)
+    assert _is_idle(llm)
+
+
+def test_nothing_asked_gives_nothing(llm: LLM) -> None:
+    assert llm.generate([], PARAMS) == []
