@@ -1,4 +1,4 @@
-# make demo | test | test-full | lint | clean. Needs python3 (3.11 or 3.12) with venv, and make.
+# make setup | demo | test | test-full | lint | format | clean. Needs python3 (3.11 or 3.12) with venv, and make.
 #   TORCH_INDEX=URL   index to take torch from, for example PyTorch's own index of CPU wheels
 #   TORCH=torch==X    another torch version (2.11 or newer)
 #   PYTHON=python3.12 the interpreter that makes the environment
@@ -17,13 +17,14 @@ DEMO_OUT := build/demo/results.jsonl
 setup: $(STAMP)
 
 # torch goes in first and alone: resolved as a dependency it may become a CUDA build of several GB.
+# Its installation is not quiet, so that such a download is seen.
 $(STAMP): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; v = sys.version_info; sys.exit(None if v >= (3, 11) else \
 	  "python3 is %d.%d; DeepInfer needs 3.11 or 3.12: make PYTHON=python3.12" % v[:2])'
 	@test -n "$(TORCH_INDEX)" || echo "installing $(TORCH); if this begins to download several GB," \
 	  "stop and name an index of CPU wheels: make TORCH_INDEX=URL"
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) '$(TORCH)'
+	$(BIN)/python -m pip install $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) '$(TORCH)'
 	{ grep -v '^torch==' constraints.txt; echo '$(TORCH)'; } > $(VENV)/constraints.txt
 	$(BIN)/python -m pip install --quiet -e '.[dev]' -c $(VENV)/constraints.txt
 	touch $(STAMP)

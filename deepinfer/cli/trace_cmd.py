@@ -3,12 +3,24 @@
 from __future__ import annotations
 
 import argparse
+import math
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from deepinfer.cli.options import add_common_options, resolve_config
+from deepinfer.device.errors import ConfigError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from deepinfer.config import EngineConfig
+    from deepinfer.model.trace_compare import TraceDifference
+
+# One entry, because the order of several in a file's header is not fixed.
+METADATA_KEY = "deepinfer_trace"
 
 _EPILOG = """\
-Exit code of --compare: 0 within the bound, 1 beyond it.
+Exit code of --compare: 0 within the bound, 1 beyond it, 2 the files cannot be compared.
 
 example:
   deepinfer trace --tokens 1,2,3 --numerics exact --out a.safetensors
@@ -45,25 +57,34 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run `trace`; the exit code."""
+    """Run `trace`; the exit code.
+
+    Raises:
+        DeepInferError: the configuration, the options, the tokens or a file are not valid.
+    """
     if args.compare:
         return _compare(args)
-    from deepinfer.device.errors import ConfigError
-
+    config = resolve_config(args)
     if (args.prompt is None) == (args.tokens is None):
         raise ConfigError("trace needs a prompt or --tokens 1,2,3, and not both")
     if args.out is None:
         raise ConfigError("trace needs --out FILE to write the tensors to")
+    if not args.out.parent.is_dir():
+        # Said before the work, not after it.
+        raise ConfigError(f"--out {args.out}: there is no folder {args.out.parent}; create it")
+    if args.decode and args.chunk is not None:
+        raise ConfigError(
+            f"--chunk {args.chunk} with --decode: decoding takes one token a step; leave one out"
+        )
     for name in ("chunk", "last"):
         value = getattr(args, name)
         if value is not None and value < 1:
             raise ConfigError(f"--{name} is {value}; expected a number from 1")
-    _write(args)
+    _write(args, config)
     return 0
 
 
 def _token_ids(args: argparse.Namespace, directory: Path) -> list[int]:
-    from deepinfer.device.errors import ConfigError
     from deepinfer.text.tokenizer import TextTokenizer
 
     if args.prompt is not None:
@@ -74,11 +95,7 @@ def _token_ids(args: argparse.Namespace, directory: Path) -> list[int]:
         raise ConfigError(f"--tokens is {args.tokens!r}; expected ids such as 1,2,3") from None
 
 
-def _write(args: argparse.Namespace) -> None:
-    import json
-
-    from safetensors.torch import save_file
-
+def _write(args: argparse.Namespace, config: EngineConfig) -> None:
     from deepinfer.cli.console import stderr_console
     from deepinfer.cli.report import write_json
     from deepinfer.device.backend_config import BackendConfig
@@ -87,7 +104,6 @@ def _write(args: argparse.Namespace) -> None:
     from deepinfer.model.loading import load_model
     from deepinfer.model.trace_run import trace_tokens
 
-    config = resolve_config(args)
     directory = config.checkpoint.directory
     ids = _token_ids(args, directory)
     backend = load_backend(
@@ -99,36 +115,77 @@ def _write(args: argparse.Namespace) -> None:
             directory, backend, max_positions=config.max_model_len, random_seed=seed
         )
         kind = StepKind.DECODE if args.decode else StepKind.PREFILL
-        tensors = trace_tokens(loaded, backend, ids, kind=kind, chunk=args.chunk, last=args.last)
+        tensors = trace_tokens(
+            loaded,
+            backend,
+            ids,
+            kind=kind,
+            chunk=args.chunk,
+            last=args.last,
+            max_len=config.max_model_len,
+        )
     finally:
         backend.close()
-    metadata = {
-        "backend": config.backend.name,
-        "numerics": config.numerics.value,
-        "checkpoint": directory.name,
-        "token_ids": json.dumps(ids),
-        "marks": ",".join(loaded.marks),
-    }
-    save_file(tensors, args.out, metadata=metadata)
+    _save(args.out, tensors, _origin(config, ids, loaded.marks))
     stderr_console().print(f"{len(tensors)} tensors of {len(ids)} positions in {args.out}")
     if args.json:
         figures = {"tensors": {name: list(value.shape) for name, value in tensors.items()}}
         write_json(args.json, "trace", figures, config=config)
 
 
-def _compare(args: argparse.Namespace) -> int:
-    from rich.table import Table
+def _origin(config: EngineConfig, ids: list[int], marks: tuple[str, ...]) -> dict[str, object]:
+    """Where a trace comes from; nothing in it depends on the time or the folder."""
+    from importlib.metadata import version
+
+    return {
+        "backend": config.backend.name,
+        "checkpoint": config.checkpoint.directory.name,
+        "marks": list(marks),
+        "numerics": config.numerics.value,
+        "token_ids": ids,
+        "versions": {name: version(name) for name in ("deepinfer-hal", "torch")},
+    }
+
+
+def _save(path: Path, tensors: dict[str, Tensor], origin: dict[str, object]) -> None:
+    import json
+
+    from safetensors import SafetensorError
+    from safetensors.torch import save_file
+
+    try:
+        save_file(tensors, path, metadata={METADATA_KEY: json.dumps(origin, sort_keys=True)})
+    except (OSError, SafetensorError) as error:
+        raise ConfigError(
+            f"--out {path}: cannot be written ({error}); name a file in a writable folder"
+        ) from error
+
+
+def _load(path: Path) -> dict[str, Tensor]:
+    from safetensors import SafetensorError
     from safetensors.torch import load_file
 
+    if not path.is_file():
+        raise ConfigError(f"--compare: {path} does not exist; write it with --out first")
+    try:
+        return load_file(path)
+    except (OSError, SafetensorError) as error:
+        raise ConfigError(
+            f"--compare: {path} cannot be read ({error}); expected a file written with --out"
+        ) from error
+
+
+def _compare(args: argparse.Namespace) -> int:
     from deepinfer.cli.console import stdout_console
     from deepinfer.cli.report import write_json
-    from deepinfer.device.errors import ConfigError
     from deepinfer.model.trace_compare import compare_traces
 
-    for path in args.compare:
-        if not path.is_file():
-            raise ConfigError(f"--compare: {path} does not exist; write it with --out first")
-    left, right = (load_file(path) for path in args.compare)
+    for name in ("prompt", "tokens", "chunk", "last", "out"):
+        if getattr(args, name) is not None:
+            raise ConfigError(f"{name} is given with --compare, which runs nothing; leave one out")
+    if not (math.isfinite(args.bound) and args.bound >= 0):
+        raise ConfigError(f"--bound is {args.bound}; expected a finite number from 0")
+    left, right = (_load(path) for path in args.compare)
     differences = compare_traces(left, right, bound=args.bound)
     beyond = [entry for entry in differences if entry.position is not None]
     console = stdout_console()
@@ -136,21 +193,41 @@ def _compare(args: argparse.Namespace) -> int:
         first = beyond[0]
         console.print(
             f"first difference: {first.name} at position {first.position} "
-            f"(error {first.error:.3g}, bound {args.bound:g})"
+            f"(error {first.error:.3g}, bound {args.bound:g}; {first.note})",
+            soft_wrap=True,
         )
     else:
         console.print(f"no tensor beyond {args.bound:g}")
-    table = Table("tensor", "error", "first position", "compared")
-    for entry in differences:
-        where = "" if entry.position is None else str(entry.position)
-        table.add_row(entry.name, f"{entry.error:.3g}", where, entry.note)
-    console.print(table)
+    _print_table(differences)
     if args.json:
         figures = {
             "bound": args.bound,
-            "first": beyond[0].name if beyond else None,
-            "errors": {entry.name: entry.error for entry in differences if entry.error < 1e300},
-            "beyond": [entry.name for entry in beyond],
+            "first": _figures(beyond[0]) if beyond else None,
+            "tensors": [_figures(entry) for entry in differences],
         }
         write_json(args.json, "trace --compare", figures)
     return 1 if beyond else 0
+
+
+def _print_table(differences: list[TraceDifference]) -> None:
+    from rich.table import Table
+
+    from deepinfer.cli.console import stdout_console
+
+    table = Table("tensor", "max abs", "error", "first position", "compared")
+    for entry in differences:
+        where = "" if entry.position is None else str(entry.position)
+        row = (entry.name, f"{entry.max_abs:.3g}", f"{entry.error:.3g}", where, entry.note)
+        table.add_row(*row)
+    stdout_console().print(table)
+
+
+def _figures(entry: TraceDifference) -> dict[str, object]:
+    """Figures of a tensor; an error that is no finite number is null, which JSON can hold."""
+    return {
+        "name": entry.name,
+        "max_abs": entry.max_abs if math.isfinite(entry.max_abs) else None,
+        "error": entry.error if math.isfinite(entry.error) else None,
+        "position": entry.position,
+        "note": entry.note,
+    }

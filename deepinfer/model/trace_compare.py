@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from deepinfer.device.errors import ContractError
+
 # Within a layer: what enters it, what it decides, how it weighs.
 _ORDER = ("streams", "selected_positions", "candidate_blocks", "expert_ids", "expert_weights")
+_NUMBERED = re.compile(rf"(engram)\.(\d+)\.(hash_ids)|(layers)\.(\d+)\.({'|'.join(_ORDER)})")
+_FINAL = ("final.streams", "final.hidden", "logits")
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,27 +23,38 @@ class TraceDifference:
 
     Attributes:
         name: trace name.
-        error: largest absolute difference over the largest absolute value; for ids the share
-            of rows whose sets differ; infinite when shape or presence differ.
+        max_abs: largest absolute difference; for ids the number of rows whose sets differ;
+            infinite when shape, kind of dtype or presence differ.
+        error: `max_abs` over the largest absolute value of the trusted trace; for ids the share
+            of rows whose sets differ.
         position: first row beyond the bound, or None.
         note: what was compared, or why not.
     """
 
     name: str
+    max_abs: float
     error: float
     position: int | None
     note: str
 
 
 def execution_order(name: str) -> tuple[int, int, int]:
-    """Sort key: hashes, layers in order, final tensors, logits."""
-    head, _, rest = name.partition(".")
-    if head == "engram":
-        return (0, int(rest.split(".")[0]), 0)
-    if head == "layers":
-        number, tensor = rest.split(".")
-        return (1, int(number), _ORDER.index(tensor) if tensor in _ORDER else len(_ORDER))
-    return (2, 0, ("final.streams", "final.hidden", "logits").index(name))
+    """Sort key: hashes, layers in order, final tensors, logits.
+
+    Raises:
+        ContractError: a trace holds no tensor of that name.
+    """
+    if name in _FINAL:
+        return (2, 0, _FINAL.index(name))
+    match = _NUMBERED.fullmatch(name)
+    if match is None:
+        raise ContractError(
+            f"tensor {name!r} is not of a trace; expected layers.N.streams and the like; compare "
+            "files that `deepinfer trace --out` wrote"
+        )
+    if match[1]:
+        return (0, int(match[2]), 0)
+    return (1, int(match[5]), _ORDER.index(match[6]))
 
 
 def compare_traces(
@@ -47,13 +63,15 @@ def compare_traces(
     """Compare tensor by tensor.
 
     Args:
-        left: trace taken as right.
+        left: trusted trace, named tensors with the position as dimension 0.
         right: trace in question.
         bound: largest error accepted, relative to the tensor's largest absolute value.
 
     Returns:
         One entry per name of either trace, in execution order; beyond the bound where
         `position` is set.
+    Raises:
+        ContractError: a name is not one of a trace.
     """
     return [
         _compare(name, left.get(name), right.get(name), bound)
@@ -63,20 +81,29 @@ def compare_traces(
 
 def _compare(name: str, left: Tensor | None, right: Tensor | None, bound: float) -> TraceDifference:
     if left is None or right is None:
-        return TraceDifference(name, float("inf"), 0, "only in one of the traces")
+        return _unlike(name, f"only in the {'right' if left is None else 'left'} trace")
     if left.shape != right.shape:
-        shapes = f"shapes {tuple(left.shape)} and {tuple(right.shape)}"
-        return TraceDifference(name, float("inf"), 0, shapes)
+        return _unlike(name, f"shapes {tuple(left.shape)} and {tuple(right.shape)}")
+    if left.is_floating_point() != right.is_floating_point():
+        return _unlike(name, f"dtypes {left.dtype} and {right.dtype}")
     if left.numel() == 0:
-        return TraceDifference(name, 0.0, None, "empty")
+        return TraceDifference(name, 0.0, 0.0, None, "empty")
     if not left.is_floating_point():
         rows = (left.sort(-1).values != right.sort(-1).values).flatten(1).any(1)
-        return TraceDifference(name, float(rows.float().mean()), _first(rows), "ids as sets")
+        num_rows = float(rows.sum())
+        return TraceDifference(name, num_rows, num_rows / len(rows), _first(rows), "ids as sets")
     scale = left.double().abs().max().clamp_min(torch.finfo(torch.float32).tiny)
-    error = (left.double() - right.double()).abs().flatten(1).amax(1) / scale
+    absolute = (left.double() - right.double()).abs().flatten(1).amax(1)
+    error = absolute / scale
     # NaN compares false with everything, so ask for "within" and negate.
     beyond = ~(error <= bound)
-    return TraceDifference(name, float(error.max()), _first(beyond), "largest error")
+    return TraceDifference(
+        name, float(absolute.max()), float(error.max()), _first(beyond), "largest error"
+    )
+
+
+def _unlike(name: str, note: str) -> TraceDifference:
+    return TraceDifference(name, float("inf"), float("inf"), 0, note)
 
 
 def _first(rows: Tensor) -> int | None:

@@ -28,19 +28,21 @@ class _Recorder:
         self.pieces.setdefault(name, []).append(value.detach().clone())
 
 
-def _check(token_ids: Sequence[int], loaded: LoadedModel) -> None:
+def _check(token_ids: Sequence[int], loaded: LoadedModel, max_len: int | None) -> None:
     config = loaded.config
     if not token_ids:
         raise RequestError("no token to trace; give at least one")
     for token_id in token_ids:
         if not 0 <= token_id < config.vocab_size:
             raise RequestError(
-                f"token id {token_id} is not in the vocabulary; expected 0 to "
-                f"{config.vocab_size - 1}"
+                f"token id {token_id} is not in the vocabulary (vocab_size {config.vocab_size}); "
+                f"expected 0 to {config.vocab_size - 1}"
             )
-    if len(token_ids) > config.max_position_embeddings:
+    limit = min(max_len or config.max_position_embeddings, config.max_position_embeddings)
+    if len(token_ids) > limit:
         raise RequestError(
-            f"{len(token_ids)} tokens, the model's limit is {config.max_position_embeddings}"
+            f"{len(token_ids)} tokens to trace, the limit is {limit} (max_position_embeddings "
+            f"{config.max_position_embeddings}, max_model_len {max_len}); trace fewer"
         )
 
 
@@ -52,6 +54,7 @@ def trace_tokens(
     kind: StepKind = StepKind.PREFILL,
     chunk: int | None = None,
     last: int | None = None,
+    max_len: int | None = None,
 ) -> dict[str, Tensor]:
     """Trace one sequence from an empty cache.
 
@@ -62,6 +65,7 @@ def trace_tokens(
         kind: PREFILL in chunks, or DECODE token by token.
         chunk: tokens per step; None: all at once (1 when decoding).
         last: keep the rows of the last positions only; None keeps all.
+        max_len: positions the model was loaded for, in tokens; None: the model's own limit.
 
     Returns:
         Tensors on the CPU by trace name, in execution order; `logits` [n, vocab] fp32 comes
@@ -69,7 +73,7 @@ def trace_tokens(
     Raises:
         RequestError: no token, an id outside the vocabulary, or too many tokens.
     """
-    _check(token_ids, loaded)
+    _check(token_ids, loaded, max_len)
     ids, config = list(token_ids), loaded.config
     size = 1 if kind is StepKind.DECODE else (chunk or len(ids))
     num_blocks = -(-len(ids) // _BLOCK_SIZE)

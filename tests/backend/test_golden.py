@@ -17,13 +17,16 @@ from deepinfer.device.backend_config import BackendConfig
 from deepinfer.device.numerics import Numerics
 from deepinfer.device.registry import load_backend
 from deepinfer.device.runtime import StepKind
+from deepinfer.model.caches import CacheGeometry
 from deepinfer.model.loading import LoadedModel, load_model
+from deepinfer.model.step_batch import StepBatch
 from deepinfer.model.token_map import load_token_map
 from deepinfer.model.trace_run import trace_tokens
 
 GOLDEN = Path(__file__).parents[1] / "data" / "golden"
 # The fixtures allow 1e-3 of the logit scale; other summation orders give about 1e-5.
 BOUND = 1e-4
+BLOCK_SIZE = 8
 
 
 class Fixture(NamedTuple):
@@ -34,10 +37,17 @@ class Fixture(NamedTuple):
     backend: Backend
 
 
+@pytest.fixture(scope="module", params=["reference"])
+def backend_name(request: pytest.FixtureRequest) -> str:
+    """Every backend that computes exact fp32."""
+    name: str = request.param
+    return name
+
+
 @pytest.fixture(scope="module", params=["tiny_a", "tiny_b"])
-def golden(request: pytest.FixtureRequest) -> Iterator[Fixture]:
+def golden(request: pytest.FixtureRequest, backend_name: str) -> Iterator[Fixture]:
     folder = GOLDEN / request.param
-    backend = load_backend(BackendConfig("reference", Numerics.EXACT))
+    backend = load_backend(BackendConfig(backend_name, Numerics.EXACT))
     loaded = load_model(folder / "checkpoint", backend, max_positions=512)
     cases = json.loads((folder / "cases.json").read_text())
     yield Fixture(folder, cases, load_file(folder / "cases.safetensors"), loaded, backend)
@@ -45,16 +55,17 @@ def golden(request: pytest.FixtureRequest) -> Iterator[Fixture]:
 
 
 def check_case(golden: Fixture, case: dict[str, Any], trace: dict[str, Tensor]) -> None:
-    """Everything the fixture says about the prompt, against a trace of prompt and answer."""
+    """Everything the fixture says about the prompt, and the answer as far as the trace goes."""
     name, prompt = case["name"], case["prompt_ids"]
     scale, arrays = golden.cases["logit_scale"], golden.arrays
     config = golden.loaded.config
     n, tail = len(prompt), min(16, len(prompt))
     prefill = arrays[f"{name}.prefill_logits"]
     assert (trace["logits"][n - tail : n] - prefill).abs().max() <= BOUND * scale
-    decoded = arrays[f"{name}.decode_logits"]
-    assert (trace["logits"][n - 1 :] - decoded).abs().max() <= BOUND * scale
-    assert trace["logits"][n - 1 :].argmax(-1).tolist() == case["greedy_ids"]
+    answer = trace["logits"][n - 1 :]
+    decoded = arrays[f"{name}.decode_logits"][: len(answer)]
+    assert (answer - decoded).abs().max() <= BOUND * scale
+    assert answer.argmax(-1).tolist() == case["greedy_ids"][: len(answer)]
     for layer, expected in case["index_selected"].items():
         row = trace[f"layers.{layer}.selected_positions"][n - 1].tolist()
         assert [entry for entry in row if entry >= 0] == expected, layer
@@ -85,8 +96,11 @@ def test_token_map_is_the_fixtures(golden: Fixture) -> None:
 @pytest.mark.parametrize("chunk", [None, 64, 7, 1])
 def test_prefill_gives_the_golden_values_in_any_chunks(golden: Fixture, chunk: int | None) -> None:
     for case in golden.cases["cases"]:
-        ids = case["prompt_ids"] + case["greedy_ids"][:-1]
-        trace = trace_tokens(golden.loaded, golden.backend, ids, chunk=chunk)
+        # One token a step is slow, and the answer is fed that way by the decoding test already.
+        answer = [] if chunk == 1 else case["greedy_ids"][:-1]
+        trace = trace_tokens(
+            golden.loaded, golden.backend, case["prompt_ids"] + answer, chunk=chunk
+        )
         check_case(golden, case, trace)
 
 
@@ -98,14 +112,99 @@ def test_token_by_token_decoding_gives_the_golden_values(golden: Fixture) -> Non
 
 
 @pytest.mark.parametrize("numerics", list(Numerics))
-def test_chunking_and_decoding_change_no_bit(numerics: Numerics) -> None:
-    backend = load_backend(BackendConfig("reference", numerics))
+def test_chunking_and_decoding_change_no_bit(backend_name: str, numerics: Numerics) -> None:
+    backend = load_backend(BackendConfig(backend_name, numerics))
     folder = GOLDEN / "tiny_a"
     loaded = load_model(folder / "checkpoint", backend, max_positions=512)
-    ids = json.loads((folder / "cases.json").read_text())["cases"][-1]["prompt_ids"]
+    ids = json.loads((folder / "cases.json").read_text())["cases"][-2]["prompt_ids"]
     whole = trace_tokens(loaded, backend, ids)
     others = [trace_tokens(loaded, backend, ids, chunk=chunk) for chunk in (64, 16, 7, 1)]
     others.append(trace_tokens(loaded, backend, ids, kind=StepKind.DECODE))
     backend.close()
     for other in others:
         assert [name for name in whole if not torch.equal(whole[name], other[name])] == []
+
+
+class Company:
+    """All cases of a fixture as the requests of one batch; the last request is padding."""
+
+    def __init__(self, golden: Fixture) -> None:
+        self.golden = golden
+        self.cases: list[dict[str, Any]] = golden.cases["cases"]
+        self.num_requests = len(self.cases) + 1
+        longest = max(len(case["prompt_ids"]) for case in self.cases) + 24
+        width = -(-longest // BLOCK_SIZE)
+        num_blocks = self.num_requests * width
+        # Interleaved and descending, so that no request's blocks lie side by side.
+        self.block_table = torch.arange(num_blocks).flip(0).reshape(width, -1).T.contiguous()
+        self.slots = torch.arange(self.num_requests).flip(0)
+        rows = sum(len(case["prompt_ids"]) for case in self.cases) + 1
+        geometry = CacheGeometry.for_engine(
+            golden.loaded.config,
+            block_size=BLOCK_SIZE,
+            num_blocks=num_blocks,
+            max_num_seqs=self.num_requests,
+            max_num_tokens=rows,
+        )
+        self.caches = golden.loaded.backbone.create_caches(geometry)
+
+    def run(self, kind: StepKind, parts: list[list[int]], before: list[list[int]]) -> list[Tensor]:
+        """Logits of each request's rows `parts`, which follow its tokens `before`."""
+        device = self.golden.backend.runtime.device
+        width = self.golden.loaded.config.engram_max_ngram_size - 1
+        lens = [len(part) for part in parts]
+        history = [([-1] * width + ids)[-width:] for ids in [*before, []]]
+        batch = StepBatch(
+            kind=kind,
+            input_ids=torch.tensor([i for part in parts for i in part] + [0], device=device),
+            query_lens=torch.tensor([*lens, 0], device=device),
+            context_lens=torch.tensor([len(ids) for ids in before] + [0], device=device),
+            seq_slots=self.slots.to(device),
+            block_table=self.block_table.to(device),
+            history=torch.tensor(history, device=device),
+            logits_rows=torch.arange(sum(lens), device=device),
+            max_query_len=max(lens),
+            max_key_len=max(n + len(ids) for n, ids in zip(lens, before, strict=True)),
+        )
+        found: list[Tensor] = []
+        stream = self.golden.backend.runtime.compute_stream
+        stream.enqueue(
+            lambda: found.append(self.golden.loaded.backbone.forward(batch, self.caches))
+        )
+        stream.synchronize()
+        return list(found[0].cpu().split(lens))
+
+
+def assert_golden(golden: Fixture, case: dict[str, Any], rows: Tensor, step: int) -> None:
+    """Rows of logits against the fixture: the prompt's for step 0, else answer row `step`."""
+    name, limit = case["name"], BOUND * golden.cases["logit_scale"]
+    expected = golden.arrays[f"{name}.prefill_logits"]
+    if step:
+        expected = golden.arrays[f"{name}.decode_logits"][step : step + 1]
+    assert (rows[-len(expected) :] - expected).abs().max() <= limit, (name, step)
+    assert int(rows[-1].argmax()) == case["greedy_ids"][step], (name, step)
+
+
+def test_company_in_prefill_and_decode_gives_the_golden_values(golden: Fixture) -> None:
+    company = Company(golden)
+    sequences = [list(case["prompt_ids"]) for case in company.cases]
+    logits = company.run(StepKind.PREFILL, sequences, [[] for _ in sequences])
+    for step in range(24):
+        for case, rows in zip(company.cases, logits, strict=True):
+            assert_golden(golden, case, rows, step)
+        tokens = [[int(rows[-1].argmax())] for rows in logits]
+        logits = company.run(StepKind.DECODE, tokens, sequences)
+        sequences = [ids + token for ids, token in zip(sequences, tokens, strict=True)]
+
+
+def test_company_of_chunks_at_different_positions_gives_the_golden_values(golden: Fixture) -> None:
+    company = Company(golden)
+    prompts = [case["prompt_ids"] for case in company.cases]
+    # Each prompt is cut at another place; a prompt of one token waits for the second step.
+    cuts = [len(ids) * (2 + number % 3) // 5 for number, ids in enumerate(prompts)]
+    heads = [ids[:cut] for ids, cut in zip(prompts, cuts, strict=True)]
+    tails = [ids[cut:] for ids, cut in zip(prompts, cuts, strict=True)]
+    first = company.run(StepKind.PREFILL, heads, [[] for _ in prompts])
+    second = company.run(StepKind.PREFILL, tails, heads)
+    for case, *pieces in zip(company.cases, first, second, strict=True):
+        assert_golden(golden, case, torch.cat(pieces), 0)

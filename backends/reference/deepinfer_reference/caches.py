@@ -15,6 +15,7 @@ from deepinfer.device.backend import CacheKind
 from deepinfer.device.errors import ContractError
 from deepinfer.device.formats import round_trip_a8, round_trip_q4_e4m3, round_trip_q4_ue8m0
 from deepinfer.device.numerics import Numerics
+from deepinfer_reference.handles import own_handle
 
 _ROUND_TRIPS: dict[CacheKind, tuple[str, Callable[[Tensor], Tensor]]] = {
     CacheKind.WINDOW: ("window_mxfp8:bf16", round_trip_a8),
@@ -87,9 +88,4 @@ class DenseRows:
 
 def dense_rows(cache: object) -> DenseRows:
     """The reference's own cache class behind a handle; another backend's handle is an error."""
-    if not isinstance(cache, DenseRows):
-        raise ContractError(
-            f"the reference was given a cache of type {type(cache).__name__}; handles belong "
-            "to the backend that made them"
-        )
-    return cache
+    return own_handle(cache, DenseRows)

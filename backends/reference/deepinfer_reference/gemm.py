@@ -4,10 +4,10 @@ Vendor BLAS picks kernels by shape: fewer than 16 rows, a row count that is no m
 register tile, or a long inner dimension split over threads all change the order of summation.
 Rows are therefore padded to a multiple of 16 and the inner dimension is summed in pieces of 512.
 
-Elementwise transcendental functions are vectorised with a scalar tail that rounds differently.
-They are applied to whole tiles of rows, so that no row ever falls into the tail. Threads split
-an array evenly, which keeps to vector borders when their number is a power of two: the runtime
-sees to that. tests/reference/test_batch_invariance.py holds all of it to equal bits.
+Elementwise transcendental functions are vectorised with a scalar tail that rounds differently,
+and every part of an array that is split over threads has such a tail. They are applied to whole
+vectors, in pieces too small to be split. tests/reference/test_batch_invariance.py holds all of
+it to equal bits.
 """
 
 from __future__ import annotations
@@ -20,6 +20,10 @@ from torch.nn.functional import linear, pad
 
 ROW_TILE = 16
 INNER_PIECE = 512
+# Values that one turn of any vectorised loop takes: four AVX-512 vectors of fp32.
+_VECTOR_BLOCK = 64
+# torch splits elementwise work from 32768 values on.
+_SERIAL_VALUES = 16384
 
 
 def pad_rows(x: Tensor) -> Tensor:
@@ -28,9 +32,15 @@ def pad_rows(x: Tensor) -> Tensor:
     return pad(x, (0, 0) * (x.dim() - 1) + (0, missing)) if missing else x
 
 
-def by_row_tiles(function: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
-    """function(x) for an elementwise function of rows x [M, N], in whole row tiles."""
-    return function(pad_rows(x))[: x.shape[0]]
+def in_whole_vectors(function: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+    """function(x) for an elementwise function of fp32 x [...], without scalar tails."""
+    count = x.numel()
+    missing = -count % _VECTOR_BLOCK
+    if not missing and count <= _SERIAL_VALUES and x.is_contiguous():
+        return function(x)
+    flat = pad(x.flatten(), (0, missing))
+    values = torch.cat([function(piece) for piece in flat.split(_SERIAL_VALUES)])
+    return values[:count].view(x.shape)
 
 
 def padded_matmul(x: Tensor, matrix: Tensor) -> Tensor:

@@ -3,11 +3,29 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TypeVar
 
 import torch
 from torch import Tensor
 
+from deepinfer.device.errors import ContractError
 from deepinfer.device.formats import dequantize_a8
+
+_Handle = TypeVar("_Handle")
+
+
+def own_handle(handle: object, expected: type[_Handle]) -> _Handle:
+    """`handle` as the reference's own class behind it.
+
+    Raises:
+        ContractError: another backend made it, or it is a handle of another kind.
+    """
+    if not isinstance(handle, expected):
+        raise ContractError(
+            f"the reference was given a handle of type {type(handle).__name__}, expected "
+            f"{expected.__name__}; handles belong to the backend that made them"
+        )
+    return handle
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +115,7 @@ class EngramRows:
         else:
             codes = data.view(torch.float8_e4m3fn)
             values = dequantize_a8(codes, self.scale.index_select(0, flat))
-        return values.to(self.dtype).view(rows.shape[0], -1)
+        return values.to(self.dtype).view(rows.shape[0], rows.shape[1] * self.width)
 
 
 @dataclass(frozen=True, slots=True)

@@ -39,9 +39,7 @@ def test_abort_keeps_the_tokens_there_are(make_scripted: MakeEngine, drain: Drai
     assert results["stays"][-1].outputs[0].token_ids == [11 + i for i in range(6)]
 
 
-def test_abort_of_a_waiting_request_never_runs_it(
-    make_scripted: MakeEngine, drain: Drain
-) -> None:
+def test_abort_of_a_waiting_request_never_runs_it(make_scripted: MakeEngine, drain: Drain) -> None:
     engine = make_scripted(count_up, **{"scheduler.max_num_seqs": 1})
     engine.add_request("first", [5], SamplingParams(temperature=0.0, max_tokens=4))
     engine.add_request("waits", [6], ENDLESS)
@@ -223,6 +221,26 @@ def test_penalties_count_again_after_a_preemption(make_scripted: MakeEngine, ask
 
 def test_an_image_placeholder_is_never_chosen(make_scripted: MakeEngine, ask: Ask) -> None:
     params = SamplingParams(temperature=0.0, max_tokens=2)
-    assert 319 not in ask(make_scripted(lambda _: 319), {"r": ([5], params)})["r"].outputs[
-        0
-    ].token_ids
+    assert (
+        319 not in ask(make_scripted(lambda _: 319), {"r": ([5], params)})["r"].outputs[0].token_ids
+    )
+
+
+def test_min_tokens_holds_stop_strings_back(make_scripted: MakeEngine, ask: Ask) -> None:
+    a = 100
+    params = SamplingParams(temperature=0.0, max_tokens=9, min_tokens=3, stop="a")
+    (answer,) = ask(make_scripted(lambda _: a), {"r": ([5], params)})["r"].outputs
+    assert answer.token_ids == [a] * 3
+    assert (answer.text, answer.finish_reason) == ("aa", FinishReason.STOP)
+
+
+def test_requests_scored_in_one_step_keep_their_own_prompt_logprobs(
+    make_engine: MakeEngine, ask: Ask
+) -> None:
+    params = SamplingParams(temperature=0.0, max_tokens=2, prompt_logprobs=2)
+    wanted = {"a": [20, 21, 22], "b": [40, 41, 42, 43, 44], "c": [60]}
+    engine = make_engine(**{"scheduler.prefill_chunk_tokens": 64})
+    together = ask(engine, {name: (prompt, params) for name, prompt in wanted.items()})
+    for name, prompt in wanted.items():
+        alone = ask(engine, {name: (prompt, params)})[name]
+        assert together[name].prompt_logprobs == alone.prompt_logprobs

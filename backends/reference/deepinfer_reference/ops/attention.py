@@ -6,11 +6,12 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from deepinfer.device.errors import ContractError
 from deepinfer.device.handles import RowCache
 from deepinfer.device.op import OpTable
 from deepinfer.device.ops import attention
 from deepinfer_reference.caches import dense_rows
-from deepinfer_reference.gemm import by_row_tiles, round_to
+from deepinfer_reference.gemm import in_whole_vectors, round_to
 
 # Keys per row are padded to this, so that a row's exponentials fill whole vectors.
 _KEY_TILE = 32
@@ -44,7 +45,7 @@ def _attend(q: Tensor, keys: Tensor, absent: Tensor, sink: Tensor, scale: float)
     top = scores.amax(-1, keepdim=True)
     top = torch.where(torch.isinf(top), torch.zeros_like(top), top)
     p = torch.exp(scores - top)
-    sink_part = by_row_tiles(torch.exp, sink - top.squeeze(-1)).unsqueeze(-1)
+    sink_part = in_whole_vectors(torch.exp, sink - top.squeeze(-1)).unsqueeze(-1)
     total = p.sum(-1, keepdim=True) + sink_part
     return torch.bmm(round_to(p, q.dtype), keys) / total
 
@@ -59,6 +60,13 @@ def sparse_attention(
     sink: Tensor,
     scale: float,
 ) -> Tensor:
+    if (compressed is None) != (compressed_slots is None):
+        given = "compressed_slots" if compressed is None else "compressed"
+        missing = "compressed" if compressed is None else "compressed_slots"
+        raise ContractError(
+            f"sparse_attention was given {given} but {missing} is None; give both, or neither "
+            "for a layer that sees its window only"
+        )
     num_rows, _, width = q.shape
     num_keys = window_slots.shape[1]
     if compressed_slots is not None:

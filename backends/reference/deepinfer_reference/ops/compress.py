@@ -19,6 +19,8 @@ def compress_pair(
     ring: Tensor,
     like: Tensor,
 ) -> Tensor:
+    if values_gates.shape[0] == 0:  # padding entries have no row to stand in for them
+        return like.new_zeros((emit_rows.shape[0], ring.shape[1] // 2))
     rows = emit_rows.clamp_min(0)
     before = previous_row.index_select(0, rows)
     held = ring.index_select(0, ring_read.index_select(0, rows))

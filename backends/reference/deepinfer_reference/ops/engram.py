@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import cast
-
 import torch
 from torch import Tensor
 
@@ -11,8 +9,8 @@ from deepinfer.device.handles import EngramTable, FetchHandle
 from deepinfer.device.op import OpTable
 from deepinfer.device.ops import engram
 from deepinfer.device.ops.engram import HashConstants
-from deepinfer_reference.gemm import by_row_tiles
-from deepinfer_reference.handles import EngramRows, StartedFetch
+from deepinfer_reference.gemm import in_whole_vectors
+from deepinfer_reference.handles import EngramRows, StartedFetch, own_handle
 
 _DOT_FLOOR = 1e-6
 
@@ -45,11 +43,11 @@ def ngram_hash(
 
 
 def engram_fetch_start(table: EngramTable, rows: Tensor) -> FetchHandle:
-    return cast("FetchHandle", StartedFetch(cast("EngramRows", table), rows))
+    return StartedFetch(own_handle(table, EngramRows), rows)
 
 
 def engram_fetch_wait(handle: FetchHandle) -> Tensor:
-    started = cast("StartedFetch", handle)
+    started = own_handle(handle, StartedFetch)
     return started.table.fetch(started.rows)
 
 
@@ -64,7 +62,7 @@ def engram_inject(
     dot = dot * torch.rsqrt(hidden.square().mean(-1) + eps)
     dot = dot * torch.rsqrt(keys.square().mean(-1) + eps) * width**-0.5
     root = torch.copysign(dot.abs().clamp_min(_DOT_FLOOR).sqrt(), dot)
-    gate = by_row_tiles(torch.sigmoid, root)
+    gate = in_whole_vectors(torch.sigmoid, root)
     if dead is not None:
         gate = gate.masked_fill(dead.unsqueeze(1), 0.0)
     return (hidden + gate.unsqueeze(-1) * value).to(streams.dtype)

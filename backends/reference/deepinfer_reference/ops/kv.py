@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from deepinfer.device.errors import ContractError
 from deepinfer.device.handles import RowCache
 from deepinfer.device.op import OpTable
 from deepinfer.device.ops import kv
@@ -22,9 +23,15 @@ def rope_store(
 def copy_rows(
     source: RowCache, source_slots: Tensor, destination_slots: Tensor, *, destination: RowCache
 ) -> None:
+    read, written = dense_rows(source), dense_rows(destination)
+    if read.record != written.record or read.width != written.width:
+        raise ContractError(
+            f"copy_rows from record {read.record} of width {read.width} to record "
+            f"{written.record} of width {written.width}; expected two caches of one record and "
+            "width, because rows are copied without conversion"
+        )
     kept = (source_slots >= 0) & (destination_slots >= 0)
-    moved = dense_rows(source).values[source_slots[kept]]
-    dense_rows(destination).values[destination_slots[kept]] = moved
+    written.values[destination_slots[kept]] = read.values[source_slots[kept]]
 
 
 def entry_slots(

@@ -10,7 +10,7 @@ from torch import Tensor
 from deepinfer.device.op import OpTable
 from deepinfer.device.ops import mhc
 from deepinfer.device.ops.mhc import MhcMix, MhcWeights
-from deepinfer_reference.gemm import pad_rows, padded_matmul, round_to
+from deepinfer_reference.gemm import in_whole_vectors, pad_rows, padded_matmul, round_to
 from deepinfer_reference.ops.norm import rmsnorm
 
 
@@ -34,8 +34,8 @@ def mhc_mix(
     mix = padded_matmul(flat, weights.fn) * statistic
     m = num_streams
     scale, base = weights.scale, weights.base
-    pre = torch.sigmoid(mix[:, :m] * scale[0] + base[:m]) + hc_eps
-    post = 2.0 * torch.sigmoid(mix[:, m : 2 * m] * scale[1] + base[m : 2 * m])
+    pre = in_whole_vectors(torch.sigmoid, mix[:, :m] * scale[0] + base[:m]) + hc_eps
+    post = 2.0 * in_whole_vectors(torch.sigmoid, mix[:, m : 2 * m] * scale[1] + base[m : 2 * m])
     logits = mix[:, 2 * m :] * scale[2] + base[2 * m :]
     comb = torch.softmax(logits.view(-1, m, m), dim=-1).flatten(1) + hc_eps
     eps = comb.new_full((m * m,), hc_eps)

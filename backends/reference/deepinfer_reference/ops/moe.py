@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import cast
-
 import torch
 from torch import Tensor
 from torch.nn.functional import silu, softplus
@@ -13,18 +11,22 @@ from deepinfer.device.handles import ExpertBatch, ExpertWeights, LinearWeight
 from deepinfer.device.op import OpTable
 from deepinfer.device.ops import moe
 from deepinfer.device.ops.moe import Routing
-from deepinfer_reference.gemm import ROW_TILE, by_row_tiles, padded_matmul
-from deepinfer_reference.handles import DenseExperts, DenseLinear, SlotBatch
+from deepinfer_reference.gemm import ROW_TILE, in_whole_vectors, padded_matmul
+from deepinfer_reference.handles import DenseExperts, DenseLinear, SlotBatch, own_handle
 
 _RENORM_EPS = 1e-20
 _SOFTPLUS_THRESHOLD = 20.0
 
 
+def _softplus(x: Tensor) -> Tensor:
+    return softplus(x, threshold=_SOFTPLUS_THRESHOLD)
+
+
 def moe_gate(
     x: Tensor, weight: LinearWeight, bias: Tensor, *, num_experts_per_tok: int, route_scale: float
 ) -> Routing:
-    logits = padded_matmul(x.float(), cast("DenseLinear", weight).matrix)
-    score = softplus(logits, threshold=_SOFTPLUS_THRESHOLD)[: x.shape[0]].sqrt()
+    logits = padded_matmul(x.float(), own_handle(weight, DenseLinear).matrix)
+    score = in_whole_vectors(_softplus, logits)[: x.shape[0]].sqrt()
     order = torch.sort(score + bias, dim=1, descending=True, stable=True).indices
     ids = order[:, :num_experts_per_tok].contiguous()
     weights = score.gather(1, ids)
@@ -59,12 +61,11 @@ def moe_dispatch(x: Tensor, routing: Routing, physical: Tensor, valid: Tensor) -
         for e, (count, end) in enumerate(zip(padded.tolist(), ends.tolist(), strict=True))
         if count
     )
-    batch = SlotBatch(x, slot_rows, slot_weights, runs, slot_of.view(num_rows, k))
-    return cast("ExpertBatch", batch)
+    return SlotBatch(x, slot_rows, slot_weights, runs, slot_of.view(num_rows, k))
 
 
 def moe_experts(batch: ExpertBatch, weights: ExpertWeights, swiglu_limit: float) -> Tensor:
-    slots, packed = cast("SlotBatch", batch), cast("DenseExperts", weights)
+    slots, packed = own_handle(batch, SlotBatch), own_handle(weights, DenseExperts)
     x = slots.x
     values = round_trip_a8(x) if packed.quantizes_input else x.float()
     gathered = values.index_select(0, slots.slot_rows)
@@ -83,7 +84,7 @@ def _by_expert(rows: Tensor, slots: SlotBatch, matrices: Tensor) -> Tensor:
 
 
 def moe_combine(outputs: Tensor, batch: ExpertBatch, shared: Tensor) -> Tensor:
-    slots = cast("SlotBatch", batch).slots
+    slots = own_handle(batch, SlotBatch).slots
     total = torch.zeros(shared.shape)
     if outputs.shape[0]:
         absent = (slots < 0).unsqueeze(-1)
@@ -95,12 +96,11 @@ def moe_combine(outputs: Tensor, batch: ExpertBatch, shared: Tensor) -> Tensor:
 
 def _clamped_swiglu(gate_up: Tensor, limit: float) -> Tensor:
     gate, up = gate_up.float().chunk(2, dim=1)
-    return silu(gate.clamp_max(limit)) * up.clamp(-limit, limit)
+    return in_whole_vectors(silu, gate.clamp_max(limit)) * up.clamp(-limit, limit)
 
 
 def swiglu(gate_up: Tensor, swiglu_limit: float) -> Tensor:
-    activated = by_row_tiles(lambda rows: _clamped_swiglu(rows, swiglu_limit), gate_up)
-    return activated.to(gate_up.dtype)
+    return _clamped_swiglu(gate_up, swiglu_limit).to(gate_up.dtype)
 
 
 def register(table: OpTable) -> None:

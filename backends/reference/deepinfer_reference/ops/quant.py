@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import cast
-
 import torch
 from torch import Tensor
 
@@ -12,25 +10,25 @@ from deepinfer.device.handles import EmbeddingTable, GroupedWeight, LinearWeight
 from deepinfer.device.op import OpTable
 from deepinfer.device.ops import quant
 from deepinfer_reference.gemm import invariant_matmul
-from deepinfer_reference.handles import DenseEmbedding, DenseGrouped, DenseLinear
+from deepinfer_reference.handles import DenseEmbedding, DenseGrouped, DenseLinear, own_handle
 
 
 def embed(ids: Tensor, table: EmbeddingTable) -> Tensor:
-    return cast("DenseEmbedding", table).rows.index_select(0, ids)
+    return own_handle(table, DenseEmbedding).rows.index_select(0, ids)
 
 
 def linear(x: Tensor, weight: LinearWeight) -> Tensor:
-    packed = cast("DenseLinear", weight)
+    packed = own_handle(weight, DenseLinear)
     values = formats.round_trip_a8(x) if packed.quantizes_input else x.float()
     return invariant_matmul(values, packed.matrix).to(x.dtype)
 
 
 def linear_f32(x: Tensor, weight: LinearWeight) -> Tensor:
-    return invariant_matmul(x.float(), cast("DenseLinear", weight).matrix)
+    return invariant_matmul(x.float(), own_handle(weight, DenseLinear).matrix)
 
 
 def grouped_linear(x: Tensor, weight: GroupedWeight) -> Tensor:
-    blocks = cast("DenseGrouped", weight).blocks
+    blocks = own_handle(weight, DenseGrouped).blocks
     num_rows = x.shape[0]
     # Same reasons as in gemm.py: 16 rows at least, whole tiles, inner pieces.
     padded = torch.nn.functional.pad(x.float(), (0, 0, 0, 0, 0, -num_rows % 16))

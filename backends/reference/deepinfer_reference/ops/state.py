@@ -61,6 +61,14 @@ def window_plan(
     return WindowPlan(write, read, history_from, history_to, write, commit_to)
 
 
+def _empty_plan(capacity: int, like: Tensor) -> CompressPlan:
+    """Plan of a step without rows: nothing but padding entries, which have no row to stand for."""
+    nothing = like.new_empty(0)
+    zeros = like.new_zeros(capacity)
+    absent = zeros - 1
+    return CompressPlan(absent, zeros, zeros, absent, nothing, nothing, nothing, nothing)
+
+
 def compress_plan(
     rows: RowLayout,
     query_lens: Tensor,
@@ -75,6 +83,8 @@ def compress_plan(
     completes = rows.valid & (rows.positions % ratio == ratio - 1)
     # At most ceil(query_len / ratio) entries per request; one spare row takes what is not emitted.
     capacity = (num_rows + num_seqs * (ratio - 1)) // ratio
+    if num_rows == 0:
+        return _empty_plan(capacity, seq_slots)
     rank = torch.where(completes, torch.cumsum(completes, 0) - 1, capacity)
     emit = torch.full((capacity + 1,), -1, dtype=torch.int64)
     emit.scatter_(0, rank, torch.where(completes, torch.arange(num_rows), -1))
