@@ -127,7 +127,9 @@ def _write(args: argparse.Namespace, config: EngineConfig) -> None:
     finally:
         backend.close()
     _save(args.out, tensors, _origin(config, ids, loaded.marks))
-    stderr_console().print(f"{len(tensors)} tensors of {len(ids)} positions in {args.out}")
+    stderr_console().print(
+        f"{len(tensors)} tensors of {len(tensors['logits'])} positions in {args.out}"
+    )
     if args.json:
         figures = {"tensors": {name: list(value.shape) for name, value in tensors.items()}}
         write_json(args.json, "trace", figures, config=config)

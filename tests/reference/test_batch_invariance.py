@@ -1,4 +1,4 @@
-"""A row's bits do not depend on the rows computed with it, for any number of threads."""
+"""A row's bits do not depend on the rows computed with it, at the thread counts streams use."""
 
 from __future__ import annotations
 
@@ -26,7 +26,8 @@ from deepinfer.device.samples import draws
 from deepinfer.device.weights import WeightFormat
 from deepinfer_reference.backend import ReferenceBackend
 
-ROWS = 150  # with GATE_WIDTH columns: enough values for torch to split them over threads
+# With GATE_WIDTH columns, torch splits elementwise work into three parts if it has four threads.
+ROWS = 150
 GROUPS = (1, 2, 3, 5, 7, 8, 16, 17, 33)
 WIDTH = 1056  # no multiple of the inner piece, and beyond two of them
 GATE_WIDTH = 510  # no multiple of a vector
@@ -259,7 +260,7 @@ CASES: dict[str, Build] = {
 }
 
 
-@pytest.fixture(params=[1, 2, 3, 4], ids=lambda count: f"threads={count}")
+@pytest.fixture(params=[1, 2, 4], ids=lambda count: f"threads={count}")
 def threads(request: pytest.FixtureRequest) -> Iterator[int]:
     """A number of intra-op threads, set for the test."""
     before = torch.get_num_threads()
@@ -268,9 +269,10 @@ def threads(request: pytest.FixtureRequest) -> Iterator[int]:
     torch.set_num_threads(before)
 
 
-def _in_groups(function: RowsFunction, size: int) -> list[Tensor]:
-    pieces = [function(rows) for rows in torch.arange(ROWS).split(size)]
-    return [torch.cat(columns) for columns in zip(*pieces, strict=True)]
+def _groups(size: int) -> Iterator[Tensor]:
+    """First and last rows, and rows around the borders of a third of all rows."""
+    for start in (0, size, ROWS // 3, 2 * ROWS // 3, ROWS - size):
+        yield torch.arange(start, start + size)
 
 
 @pytest.mark.usefixtures("threads")
@@ -282,8 +284,6 @@ def test_rows_have_the_same_bits_in_any_group(
     function = build(backends[numerics], torch.Generator().manual_seed(7))
     whole = list(function(torch.arange(ROWS)))
     for size in GROUPS:
-        for alone, together in zip(_in_groups(function, size), whole, strict=True):
-            assert torch.isfinite(alone).any()
-            different = (alone != together) & ~(alone.isnan() & together.isnan())
-            rows = different.flatten(1).any(1) if different.dim() > 1 else different
-            assert rows.nonzero().flatten().tolist() == [], f"groups of {size}"
+        for rows in _groups(size):
+            for alone, together in zip(function(rows), whole, strict=True):
+                assert torch.equal(alone, together[rows]), f"rows {rows.tolist()}"

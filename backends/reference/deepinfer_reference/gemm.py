@@ -3,6 +3,7 @@
 Vendor BLAS picks kernels by shape: fewer than 16 rows, a row count that is no multiple of the
 register tile, or a long inner dimension split over threads all change the order of summation.
 Rows are therefore padded to a multiple of 16 and the inner dimension is summed in pieces of 512.
+Even so 6 or 12 threads split the rows inside tiles; streams run work on a power of two of them.
 
 Elementwise transcendental functions are vectorised with a scalar tail that rounds differently,
 and every part of an array that is split over threads has such a tail. They are applied to whole

@@ -6,6 +6,8 @@ from collections.abc import Callable
 
 import torch
 
+from deepinfer_reference.streams import limited_threads
+
 
 class ReferenceGraph:
     """Work that was run once and can be run again.
@@ -22,5 +24,5 @@ class ReferenceGraph:
 
     def replay(self) -> None:
         """Run the work again; call it inside `Stream.enqueue`."""
-        with torch.no_grad():
+        with torch.no_grad(), limited_threads():
             self._work()

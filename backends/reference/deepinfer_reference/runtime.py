@@ -39,7 +39,7 @@ class ReferenceRuntime:
     """Runtime of the reference backend, on `torch.device("cpu")`.
 
     Work runs without gradients (`torch.no_grad`) and with as many intra-op threads as the
-    thread that enqueued it had.
+    thread that enqueued it had, rounded down to a power of two.
     """
 
     def __init__(

@@ -14,7 +14,8 @@ import random
 import threading
 import weakref
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from types import TracebackType
 from typing import NoReturn
@@ -51,6 +52,30 @@ class HoldPolicy:
                 f"HoldPolicy: max_held {self.max_held} and max_queries {self.max_queries} must "
                 "be at least 1; use the thread mode for work that is not held back"
             )
+
+
+def even_threads(available: int) -> int:
+    """The largest power of two that is not above `available` (at least 1).
+
+    Matrix products split their rows over threads; into 6 or 12 parts, the parts do not end at
+    whole tiles, and a row's bits then depend on the number of rows.
+    """
+    return 1 << (available.bit_length() - 1)
+
+
+@contextmanager
+def limited_threads() -> Iterator[None]:
+    """Run with `even_threads` of the calling thread's intra-op threads."""
+    before = torch.get_num_threads()
+    wanted = even_threads(before)
+    if wanted == before:
+        yield
+        return
+    torch.set_num_threads(wanted)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 @dataclass(slots=True)
@@ -132,7 +157,7 @@ class _Executor:
         """Append work, or an event to wait for; raises the stream's failure if it has one."""
         # OpenMP keeps the thread count per thread: without this, work in the stream's thread
         # would miss a later torch.set_num_threads of the caller and split sums differently.
-        num_threads = torch.get_num_threads()
+        num_threads = even_threads(torch.get_num_threads())
         with self._changed:
             self._require_open()
             if self._failure is not None:
@@ -376,7 +401,7 @@ class InlineStream:
     def enqueue(self, work: Callable[[], None]) -> None:
         """Run `work` now, without gradients."""
         self._require_open()
-        with torch.no_grad():
+        with torch.no_grad(), limited_threads():
             work()
 
     def record_event(self) -> InlineEvent:

@@ -61,10 +61,10 @@ def sparse_attention(
     scale: float,
 ) -> Tensor:
     if (compressed is None) != (compressed_slots is None):
-        given = "compressed_slots" if compressed is None else "compressed"
-        missing = "compressed" if compressed is None else "compressed_slots"
+        names = ("compressed_slots", "compressed")
+        given, absent_name = names if compressed is None else names[::-1]
         raise ContractError(
-            f"sparse_attention was given {given} but {missing} is None; give both, or neither "
+            f"sparse_attention was given {given} but {absent_name} is None; give both, or neither "
             "for a layer that sees its window only"
         )
     num_rows, _, width = q.shape

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from deepinfer.device.op import OpTable
 from deepinfer.device.ops import compress
+from deepinfer_reference.gemm import in_whole_vectors
 
 
 def compress_pair(
@@ -28,9 +29,13 @@ def compress_pair(
     first = torch.where((before >= 0).unsqueeze(1), in_step, held)
     second = values_gates.index_select(0, rows)
     width = ring.shape[1] // 2
-    gates = torch.stack((first[:, width:], second[:, width:]))
-    weight = torch.softmax(gates, dim=0)
-    pooled = weight[0] * first[:, :width] + weight[1] * second[:, :width]
+    gate_0, gate_1 = first[:, width:], second[:, width:]
+    top = torch.maximum(gate_0, gate_1)
+    # Not torch.softmax over the pair: it rounds differently in the tail of the channels.
+    part_0 = in_whole_vectors(torch.exp, gate_0 - top)
+    part_1 = in_whole_vectors(torch.exp, gate_1 - top)
+    total = part_0 + part_1
+    pooled = part_0 / total * first[:, :width] + part_1 / total * second[:, :width]
     kept = ring_write >= 0
     ring[ring_write[kept]] = values_gates[kept]
     pooled = pooled.masked_fill(emit_rows.unsqueeze(1) < 0, 0.0)
