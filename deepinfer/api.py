@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections import deque
 from collections.abc import Iterator, Sequence
 from types import TracebackType
 
@@ -38,6 +39,9 @@ class LLM:
         self.config = override(config, overrides) if overrides else config
         self.engine = LLMEngine.from_config(self.config)
         self._ids = itertools.count()
+        # Outputs of requests that another caller's steps produced: a generate inside an open
+        # stream, two streams side by side. Only requests whose caller still waits have a box.
+        self._inboxes: dict[str, deque[RequestOutput]] = {}
 
     def generate(
         self,
@@ -80,15 +84,20 @@ class LLM:
             except RequestError as error:
                 results[request_id] = _refused(request_id, prompt, error)
         open_ids = set(ids) - results.keys()
+        self._inboxes.update((request_id, deque()) for request_id in open_ids)
         try:
             while open_ids:
-                for output in self.engine.step():
-                    if output.finished:
-                        results[output.request_id] = output
-                        open_ids.discard(output.request_id)
+                self._step()
+                for request_id in list(open_ids):
+                    box = self._inboxes[request_id]
+                    if box and box[-1].finished:
+                        results[request_id] = box[-1]
+                        self._inboxes.pop(request_id)
+                        open_ids.discard(request_id)
+                    box.clear()
         finally:
             for request_id in open_ids:
-                self.engine.abort(request_id)
+                self._withdraw(request_id)
         return [results[request_id] for request_id in ids]
 
     def stream(
@@ -103,16 +112,32 @@ class LLM:
         """
         request_id = f"stream-{next(self._ids)}"
         self.engine.add_request(request_id, prompt, self._params_for(params, 1)[0])
+        box = self._inboxes[request_id] = deque()
         finished = False
         try:
             while not finished:
-                for output in self.engine.step():
-                    if output.request_id == request_id:
-                        finished = output.finished
-                        yield output
+                if not box:
+                    self._step()
+                while box and not finished:
+                    output = box.popleft()
+                    finished = output.finished
+                    yield output
         finally:
             if not finished:
-                self.engine.abort(request_id)
+                self._withdraw(request_id)
+            self._inboxes.pop(request_id, None)
+
+    def _step(self) -> None:
+        """One step; its outputs go to the callers that wait for them."""
+        for output in self.engine.step():
+            box = self._inboxes.get(output.request_id)
+            if box is not None:
+                box.append(output)
+
+    def _withdraw(self, request_id: str) -> None:
+        """Abort a request that nobody waits for any more."""
+        self._inboxes.pop(request_id, None)
+        self.engine.abort(request_id)
 
     def close(self) -> None:
         """Free the device."""

@@ -350,10 +350,12 @@ class LLMEngine:
         return RequestOutput(
             request_id=request.request_id,
             prompt=request.prompt,
-            prompt_token_ids=request.prompt_token_ids,
+            prompt_token_ids=list(request.prompt_token_ids),
             outputs=completions,
             finished=request.finished,
-            prompt_logprobs=request.prompt_logprobs,
+            prompt_logprobs=None
+            if request.prompt_logprobs is None
+            else list(request.prompt_logprobs),
             error=errors[0] if errors else None,
             marks=self._marks,
         )

@@ -26,7 +26,7 @@ from deepinfer_reference.runtime import (
     parse_meminfo,
     parse_vm_stat,
 )
-from deepinfer_reference.streams import ThreadStream
+from deepinfer_reference.streams import ThreadStream, even_threads
 
 pytestmark = pytest.mark.timeout(20)
 
@@ -214,6 +214,26 @@ def test_work_uses_the_thread_count_of_who_enqueued_it(threaded: ReferenceRuntim
     finally:
         torch.set_num_threads(before)
     assert seen == [1, 2, 1]
+
+
+def test_work_uses_a_power_of_two_of_threads(runtime: ReferenceRuntime) -> None:
+    before = torch.get_num_threads()
+    seen: list[int] = []
+    try:
+        torch.set_num_threads(3)
+        runtime.compute_stream.enqueue(lambda: seen.append(torch.get_num_threads()))
+        runtime.compute_stream.synchronize()
+        runtime.capture(lambda: seen.append(torch.get_num_threads()))
+        after = torch.get_num_threads()
+    finally:
+        torch.set_num_threads(before)
+    assert seen == [2, 2]
+    assert after == 3
+
+
+@pytest.mark.parametrize(("available", "used"), [(1, 1), (2, 2), (7, 4), (8, 8), (48, 32)])
+def test_thread_counts_are_rounded_down(available: int, used: int) -> None:
+    assert even_threads(available) == used
 
 
 def test_work_does_not_outlive_its_execution(threaded: ReferenceRuntime) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 import pytest
 import torch
 from torch import Tensor
+from torch.nn.functional import silu, softplus
 
 from deepinfer.device.backend import Backend, CacheKind
 from deepinfer.device.numerics import Numerics
@@ -25,9 +26,9 @@ from deepinfer.device.ops.mhc import MhcWeights
 from deepinfer.device.samples import draws
 from deepinfer.device.weights import WeightFormat
 from deepinfer_reference.backend import ReferenceBackend
+from deepinfer_reference.gemm import in_whole_vectors
 
-# With GATE_WIDTH columns, torch splits elementwise work into three parts if it has four threads.
-ROWS = 150
+ROWS = 150  # with GATE_WIDTH columns: enough values for torch to split them over threads
 GROUPS = (1, 2, 3, 5, 7, 8, 16, 17, 33)
 WIDTH = 1056  # no multiple of the inner piece, and beyond two of them
 GATE_WIDTH = 510  # no multiple of a vector
@@ -260,12 +261,11 @@ CASES: dict[str, Build] = {
 }
 
 
-@pytest.fixture(params=[1, 2, 4], ids=lambda count: f"threads={count}")
-def threads(request: pytest.FixtureRequest) -> Iterator[int]:
-    """A number of intra-op threads, set for the test."""
+@pytest.fixture
+def set_threads() -> Iterator[Callable[[int], None]]:
+    """Sets the number of intra-op threads; undone after the test."""
     before = torch.get_num_threads()
-    torch.set_num_threads(request.param)
-    yield request.param
+    yield torch.set_num_threads
     torch.set_num_threads(before)
 
 
@@ -275,15 +275,35 @@ def _groups(size: int) -> Iterator[Tensor]:
         yield torch.arange(start, start + size)
 
 
-@pytest.mark.usefixtures("threads")
+@pytest.mark.parametrize("threads", [1, 2], ids=lambda count: f"threads={count}")
 @pytest.mark.parametrize("numerics", list(Numerics), ids=lambda mode: mode.value)
 @pytest.mark.parametrize("build", CASES.values(), ids=CASES.keys())
 def test_rows_have_the_same_bits_in_any_group(
-    backends: dict[Numerics, ReferenceBackend], build: Build, numerics: Numerics
+    backends: dict[Numerics, ReferenceBackend],
+    set_threads: Callable[[int], None],
+    build: Build,
+    numerics: Numerics,
+    threads: int,
 ) -> None:
+    set_threads(threads)
     function = build(backends[numerics], torch.Generator().manual_seed(7))
     whole = list(function(torch.arange(ROWS)))
     for size in GROUPS:
         for rows in _groups(size):
             for alone, together in zip(function(rows), whole, strict=True):
                 assert torch.equal(alone, together[rows]), f"rows {rows.tolist()}"
+
+
+@pytest.mark.parametrize("threads", [1, 2, 3, 4])
+@pytest.mark.parametrize("function", [torch.sigmoid, silu, softplus, torch.exp])
+def test_elementwise_functions_do_not_show_the_number_of_values(
+    set_threads: Callable[[int], None], function: Callable[[Tensor], Tensor], threads: int
+) -> None:
+    set_threads(threads)
+    # Without care, torch makes two, three or four parts of these, each with a tail of its own.
+    counts = (66544, 96256, 131200)
+    x = 4 * draws.normal(torch.Generator().manual_seed(7), max(counts))
+    pieces = [in_whole_vectors(function, piece) for piece in x.split(1000)]
+    expected = torch.cat(pieces)
+    for count in (1, 17, 999, *counts):
+        assert torch.equal(in_whole_vectors(function, x[:count]), expected[:count]), count

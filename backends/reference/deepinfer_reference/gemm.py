@@ -3,7 +3,7 @@
 Vendor BLAS picks kernels by shape: fewer than 16 rows, a row count that is no multiple of the
 register tile, or a long inner dimension split over threads all change the order of summation.
 Rows are therefore padded to a multiple of 16 and the inner dimension is summed in pieces of 512.
-Even so 6 or 12 threads split the rows inside tiles; streams run work on a power of two of them.
+From 6 threads on, widths that are no multiple of 8 show the number of rows as well.
 
 Elementwise transcendental functions are vectorised with a scalar tail that rounds differently,
 and every part of an array that is split over threads has such a tail. They are applied to whole
@@ -21,6 +21,7 @@ from torch.nn.functional import linear, pad
 
 ROW_TILE = 16
 INNER_PIECE = 512
+_COLUMN_TILE = 8
 # Values that one turn of any vectorised loop takes: four AVX-512 vectors of fp32.
 _VECTOR_BLOCK = 64
 # torch splits elementwise work from 32768 values on.
@@ -57,6 +58,10 @@ def padded_matmul(x: Tensor, matrix: Tensor) -> Tensor:
     inner = x.shape[1]
     if x.shape[0] == 0:
         return x.new_zeros((0, matrix.shape[0]))
+    if matrix.shape[0] % _COLUMN_TILE:
+        # No matrix of the family comes here; one that does is copied in every call.
+        widened = pad(matrix, (0, 0, 0, -matrix.shape[0] % _COLUMN_TILE))
+        return padded_matmul(x, widened)[:, : matrix.shape[0]].contiguous()
     padded = pad_rows(x)
     if inner <= INNER_PIECE:
         return linear(padded, matrix)
@@ -70,6 +75,16 @@ def padded_matmul(x: Tensor, matrix: Tensor) -> Tensor:
 def invariant_matmul(x: Tensor, matrix: Tensor) -> Tensor:
     """x [M, K] @ matrix^T in fp32, bit-invariant in the number of rows: [M, N]."""
     return padded_matmul(x, matrix)[: x.shape[0]]
+
+
+def batched_matmul(x: Tensor, matrices: Tensor) -> Tensor:
+    """x [B, M, K] @ matrices [B, K, N] in fp32, the inner dimension in pieces: [B, M, N]."""
+    inner = x.shape[2]
+    total = torch.bmm(x[..., :INNER_PIECE], matrices[:, :INNER_PIECE])
+    for start in range(INNER_PIECE, inner, INNER_PIECE):
+        stop = start + INNER_PIECE
+        total += torch.bmm(x[..., start:stop], matrices[:, start:stop])
+    return total
 
 
 def round_to(x: Tensor, dtype: torch.dtype) -> Tensor:

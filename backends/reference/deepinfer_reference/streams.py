@@ -57,8 +57,8 @@ class HoldPolicy:
 def even_threads(available: int) -> int:
     """The largest power of two that is not above `available` (at least 1).
 
-    Matrix products split their rows over threads; into 6 or 12 parts, the parts do not end at
-    whole tiles, and a row's bits then depend on the number of rows.
+    Vendor libraries split products over threads in ways that can show in a row's bits; powers of
+    two keep the parts even, and are the counts that the reference's invariance is tested with.
     """
     return 1 << (available.bit_length() - 1)
 

@@ -11,7 +11,7 @@ from deepinfer.device.handles import RowCache
 from deepinfer.device.op import OpTable
 from deepinfer.device.ops import attention
 from deepinfer_reference.caches import dense_rows
-from deepinfer_reference.gemm import in_whole_vectors, round_to
+from deepinfer_reference.gemm import batched_matmul, in_whole_vectors, round_to
 
 # Keys per row are padded to this, so that a row's exponentials fill whole vectors.
 _KEY_TILE = 32
@@ -39,7 +39,7 @@ def rope(x: Tensor, positions: Tensor, rope_table: Tensor, *, inverse: bool) -> 
 
 
 def _attend(q: Tensor, keys: Tensor, absent: Tensor, sink: Tensor, scale: float) -> Tensor:
-    scores = torch.bmm(q.float(), keys.transpose(1, 2)) * scale
+    scores = batched_matmul(q.float(), keys.transpose(1, 2)) * scale
     scores = scores.masked_fill_(absent.unsqueeze(1), -torch.inf)
     # A row without entries has maximum -inf; 0 keeps its exponentials at zero, not NaN.
     top = scores.amax(-1, keepdim=True)
@@ -47,7 +47,7 @@ def _attend(q: Tensor, keys: Tensor, absent: Tensor, sink: Tensor, scale: float)
     p = torch.exp(scores - top)
     sink_part = in_whole_vectors(torch.exp, sink - top.squeeze(-1)).unsqueeze(-1)
     total = p.sum(-1, keepdim=True) + sink_part
-    return torch.bmm(round_to(p, q.dtype), keys) / total
+    return batched_matmul(round_to(p, q.dtype), keys) / total
 
 
 def sparse_attention(

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
 from deepinfer.device import formats
 from deepinfer.device.handles import EmbeddingTable, GroupedWeight, LinearWeight
 from deepinfer.device.op import OpTable
 from deepinfer.device.ops import quant
-from deepinfer_reference.gemm import invariant_matmul
+from deepinfer_reference.gemm import batched_matmul, invariant_matmul, pad_rows
 from deepinfer_reference.handles import DenseEmbedding, DenseGrouped, DenseLinear, own_handle
 
 
@@ -30,13 +29,7 @@ def linear_f32(x: Tensor, weight: LinearWeight) -> Tensor:
 def grouped_linear(x: Tensor, weight: GroupedWeight) -> Tensor:
     blocks = own_handle(weight, DenseGrouped).blocks
     num_rows = x.shape[0]
-    # Same reasons as in gemm.py: 16 rows at least, whole tiles, inner pieces.
-    padded = torch.nn.functional.pad(x.float(), (0, 0, 0, 0, 0, -num_rows % 16))
-    by_group = padded.transpose(0, 1)
-    product = torch.bmm(by_group[..., :512], blocks[:, :512])
-    for start in range(512, blocks.shape[1], 512):
-        stop = start + 512
-        product += torch.bmm(by_group[..., start:stop], blocks[:, start:stop])
+    product = batched_matmul(pad_rows(x.float()).transpose(0, 1), blocks)
     return product.transpose(0, 1)[:num_rows].to(x.dtype)
 
 
