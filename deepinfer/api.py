@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
 from types import TracebackType
 
 from deepinfer.config import EngineConfig, override
@@ -102,7 +102,7 @@ class LLM:
 
     def stream(
         self, prompt: Prompt, params: SamplingParams | None = None
-    ) -> Iterator[RequestOutput]:
+    ) -> Generator[RequestOutput, None, None]:
         """Answer one prompt; yields its cumulative result after every step that changed it.
 
         Leaving the iterator early aborts the request.

@@ -77,6 +77,9 @@ class Scheduler:
         if prefill:
             return SchedulerOutputs(StepKind.PREFILL, tuple(prefill)), []
         decode, starved = self._schedule_decode()
+        # A preempted sequence may have outgrown the pool; left at the head it would block all.
+        if self.waiting and self._blocks_to_admit(self.waiting[0]) > self.blocks.num_blocks:
+            starved.append(self.waiting[0])
         kind = StepKind.DECODE if decode else StepKind.EMPTY
         return SchedulerOutputs(kind, tuple(decode)), starved
 
@@ -95,9 +98,18 @@ class Scheduler:
             budget -= chosen[-1].query_len
         return chosen
 
+    def _blocks_to_admit(self, sequence: Sequence) -> int:
+        """Blocks of all its tokens, and of one more where the pool has that much at all.
+
+        The spare position keeps a newcomer from preempting somebody in its first decode step.
+        """
+        length = len(sequence.token_ids)
+        spared = blocks_for(length + 1, self.block_size)
+        return max(blocks_for(length, self.block_size), min(spared, self.blocks.num_blocks))
+
     def _admit(self, sequence: Sequence) -> bool:
-        """Give a waiting sequence its slot and the blocks of all tokens it has, plus one."""
-        needed = blocks_for(len(sequence.token_ids) + 1, self.block_size)
+        """Give a waiting sequence its slot and its blocks; False: there is no room now."""
+        needed = self._blocks_to_admit(sequence)
         if self.slots.num_free == 0 or needed > self.blocks.num_free:
             return False
         sequence.slot = self.slots.allocate(1)[0]

@@ -70,7 +70,7 @@ def test_leaving_a_stream_early_aborts_it(llm: LLM) -> None:
     stream = llm.stream("a,b,c", PARAMS)
     assert not next(stream).finished
     assert not _is_idle(llm)
-    stream.close()  # type: ignore[attr-defined]
+    stream.close()
     assert _is_idle(llm)
     assert llm.generate("a,b,c", PARAMS)[0].outputs[0].finish_reason is FinishReason.LENGTH
 

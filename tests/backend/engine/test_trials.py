@@ -32,7 +32,7 @@ def replay(tokens: list[int], after: int = 1) -> Script:
 
 
 def greedy(**fields: object) -> SamplingParams:
-    return SamplingParams(**({"temperature": 0.0, "max_tokens": 8} | fields))  # type: ignore[arg-type]
+    return SamplingParams.model_validate({"temperature": 0.0, "max_tokens": 8} | fields)
 
 
 def pieces(results: list[RequestOutput]) -> list[str]:
