@@ -79,8 +79,6 @@ def _commit_prompt(
     assert entries is not None  # scores_prompt implies it
     for offset in range(count):
         position = metadata.context_len + offset + 1
-        if position < len(entries):
-            continue  # computed again after a preemption
         token_id = request.prompt_token_ids[position]
         num_top = request.params.prompt_logprobs or 0
         entries.append(_entry(logprobs, first + offset, token_id, num_top))
