@@ -12,7 +12,6 @@ from deepinfer_training import attention, fused, mhc, moe
 from deepinfer_training.architecture import Architecture
 from deepinfer_training.fake_quant import Numerics
 from deepinfer_training.parameters import Part, initial_parameters, parameter_shapes
-from deepinfer_training.sequence_plan import rope_rotation
 from deepinfer_training.weights import Weights
 
 
@@ -22,10 +21,12 @@ class Anchors(NamedTuple):
     Attributes:
         positions: [B, A] int64; the token there is known, its successors are drafted.
         documents: [B, T] int64; a block's context ends where it changes.
+        rotation: (cos, sin) of the window-only layers, T + G positions or more.
     """
 
     positions: Tensor
     documents: Tensor
+    rotation: tuple[Tensor, Tensor]
 
 
 class Block(NamedTuple):
@@ -93,7 +94,7 @@ def block_pass(
     num_anchors, size = anchors.positions.shape[1], arch.dspark_block_size
     window, width, heads = arch.sliding_window, arch.head_dim, arch.num_attention_heads
     device = ids.device
-    cos, sin = (t.to(device) for t in rope_rotation(arch, 0, length + size))
+    cos, sin = anchors.rotation
     main = weights.linear(taps, "mtp.0.main_proj.weight")
     main = weights.rmsnorm(main, "mtp.0.main_norm.weight", arch.rms_norm_eps)
 

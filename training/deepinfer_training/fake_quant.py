@@ -7,7 +7,7 @@ been rounded, which is right because no scale lets a value saturate.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -43,6 +43,11 @@ NORMATIVE = Numerics(
 )
 EXACT = Numerics(torch.float32, quantize_weights=True, precise=True)
 FULL_PRECISION = Numerics(torch.float32, precise=True)
+
+
+def on_device(numerics: Numerics, device: torch.device) -> Numerics:
+    """Numerics of a training step; a CPU has no fast bf16 products and computes in fp32."""
+    return replace(numerics, dtype=torch.float32) if device.type == "cpu" else numerics
 
 
 class _StraightThrough(torch.autograd.Function):

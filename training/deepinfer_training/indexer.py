@@ -138,7 +138,8 @@ def _candidates(
     padded = pad(scores, (0, num_blocks * size - rows), value=-math.inf)
     best = padded.unflatten(-1, (num_blocks, size)).amax(-1)
     # The newest block is always kept; documents need not start at row 0, so look at the mask.
-    newest = (visible * torch.arange(1, rows + 1, device=scores.device)).amax(-1)
+    numbers = torch.arange(1, rows + 1, dtype=torch.int32, device=scores.device)
+    newest = (visible * numbers).amax(-1)
     block = torch.arange(num_blocks, device=scores.device)
     is_newest = (block == ((newest - 1) // size).unsqueeze(-1)) & (newest > 0).unsqueeze(-1)
     kept = _best(best.masked_fill(is_newest, math.inf), selection.candidate_blocks, precise)

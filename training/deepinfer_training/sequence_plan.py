@@ -123,6 +123,10 @@ class Planner:
             self._hash.rows(ids, documents, arch.engram_pad_token_id),
         )
 
+    def plain_rotation(self, length: int) -> tuple[Tensor, Tensor]:
+        """(cos, sin) of window-only layers for positions 0 .. length - 1."""
+        return self._rotation(length)[0]
+
     def _bias(self, seen: Tensor, dtype: torch.dtype) -> Tensor:
         bias = torch.zeros(seen.shape, dtype=dtype, device=self._device)
         return bias.masked_fill_(~seen, -math.inf)

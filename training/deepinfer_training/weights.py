@@ -64,3 +64,12 @@ class Weights:
         values = x.float()
         scale = torch.rsqrt(values.square().mean(-1, keepdim=True) + eps)
         return (self.fp32(name) * (values * scale)).to(self.numerics.dtype)
+
+
+@torch.no_grad()
+def rounded_parameters(parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Parameters after a trip through their storage formats, fp32, without gradients."""
+    return {
+        name: fake_quant.round_weight(value.detach(), storage_format(name)).detach()
+        for name, value in parameters.items()
+    }
