@@ -42,7 +42,7 @@ case "${1:-}" in
   start)
     rm -rf "$RUN_DIR"; mkdir -p "$RUN_DIR" "$OUT"
     export RUN_DIR DATA CONFIG PYTHON HERE TRAIN_ARGS DRAFTER_ARGS EVAL_ARGS BENCH_ARGS
-    setsid nohup "$0" everything "${2:?minutes}" "${3:?drafter minutes}" "${4:-}" \
+    setsid nohup bash "$HERE/run.sh" everything "${2:?minutes}" "${3:?drafter minutes}" "${4:-}" \
       < /dev/null > /dev/null 2>&1 &
     ;;
   everything) shift; everything "$@" ;;

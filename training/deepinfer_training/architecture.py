@@ -97,9 +97,10 @@ class Architecture:
         missing, unknown = sorted(known - fields.keys()), sorted(fields.keys() - known)
         if missing or unknown:
             raise ConfigError(f"architecture fields missing: {missing}, unknown: {unknown}")
-        return cls(
-            **{key: tuple(v) if isinstance(v, list) else v for key, v in fields.items()}
-        )
+        values: dict[str, Any] = {
+            key: tuple(value) if isinstance(value, list) else value for key, value in fields.items()
+        }
+        return cls(**values)
 
     def to_fields(self) -> dict[str, Any]:
         """The content of the flat config.json."""

@@ -45,9 +45,7 @@ class Compressed:
         return cls(None, None, None, None, {}, {})
 
 
-def queries(
-    x: Tensor, weights: Weights, prefix: str, arch: Architecture
-) -> tuple[Tensor, Tensor]:
+def queries(x: Tensor, weights: Weights, prefix: str, arch: Architecture) -> tuple[Tensor, Tensor]:
     """Low-rank query input [..., q_lora_rank] and queries before rotation [..., H, C]."""
     low_rank = weights.linear(x, f"{prefix}wq_a.weight")
     low_rank = weights.rmsnorm(low_rank, f"{prefix}q_norm.weight", arch.rms_norm_eps)
@@ -180,6 +178,34 @@ def _compress(
     compressed.rows, compressed.index_keys = rows, keys
 
 
+def softmax_parts(scores: Tensor, weights: Weights) -> tuple[Tensor, Tensor | None]:
+    """Probabilities and what products with them are still to be divided by, if anything.
+
+    The engine rounds exponentials before it divides; torch's softmax divides first, and is faster.
+
+    Args:
+        scores: [..., keys + sink columns].
+        weights: their numerics decide.
+    """
+    if not weights.numerics.precise:
+        return torch.softmax(scores, dim=-1), None
+    real = scores[..., :-_SINK_COLUMNS]
+    parts = torch.exp(scores - real.amax(-1, keepdim=True))
+    return parts.to(weights.numerics.dtype), parts.sum(-1, keepdim=True)
+
+
+def product(probability: Tensor, keys: Tensor, weights: Weights) -> Tensor:
+    """probability @ keys, in fp32 where the engine's rounding matters."""
+    if weights.numerics.precise:
+        return probability.float() @ keys.float()
+    return probability @ keys
+
+
+def divided(result: Tensor, total: Tensor | None, dtype: torch.dtype) -> Tensor:
+    """Second half of `softmax_parts`, after the product."""
+    return result.to(dtype) if total is None else (result / total).to(dtype)
+
+
 def _attend(
     query: Tensor,
     kv: Tensor,
@@ -206,21 +232,24 @@ def _attend(
     parts = [scores.view(num_seqs, length, heads, 2 * window) + window_bias.unsqueeze(2)]
     row_scores = None
     if compressed is not None:
-        assert compressed.rows is not None and compressed.chosen is not None
+        assert compressed.rows is not None
+        assert compressed.chosen is not None
         flat = scaled.reshape(num_seqs, length * heads, width)
         row_scores = flat @ compressed.rows.to(dtype).transpose(1, 2)
         row_scores = row_scores.view(num_seqs, length, heads, -1)
         parts.append(row_scores + plan.bias(compressed.chosen).unsqueeze(2))
     parts.append(sink.to(dtype).view(1, 1, heads, -1).expand(num_seqs, length, -1, -1))
-    probability = torch.softmax(torch.cat(parts, dim=-1), dim=-1).to(weights.numerics.dtype)
+    probability, total = softmax_parts(torch.cat(parts, dim=-1), weights)
     near = probability[..., : 2 * window]
     near = near.reshape(num_seqs, length // window, window * heads, 2 * window)
-    result = (near @ window_keys).view(num_seqs, length, heads, width)
+    result = product(near, window_keys, weights).view(num_seqs, length, heads, width)
     if compressed is None or row_scores is None:
-        return result
+        return divided(result, total, query.dtype)
     assert compressed.rows is not None
     far = probability[..., 2 * window : -_SINK_COLUMNS]
-    result = result + (far.reshape(num_seqs, length * heads, -1) @ compressed.rows).view_as(result)
+    flat_far = far.reshape(num_seqs, length * heads, -1)
+    result = result + product(flat_far, compressed.rows, weights).view_as(result)
+    result = divided(result, total, query.dtype)
     if index_source is not None:
         with torch.no_grad():
             if selection.mode is not SelectionMode.DENSE:
@@ -228,6 +257,8 @@ def _attend(
                 parts[1] = row_scores + plan.bias(plan.visible[ratio]).unsqueeze(2)
                 everything = torch.softmax(torch.cat(parts, dim=-1), dim=-1)
                 far = everything[..., 2 * window : -_SINK_COLUMNS]
+            elif total is not None:
+                far = far / total
             mass = far.sum(2, dtype=torch.float32)
             held = compressed.attended.get(index_source)
             compressed.attended[index_source] = mass if held is None else held + mass

@@ -152,7 +152,9 @@ class Generators:
             return self.chat([("Repeat exactly: " + " ".join(items), " ".join(items))])
         items = items[:16]
         if order < 0.92:
-            return self.chat([("Repeat in reverse order: " + " ".join(items), " ".join(items[::-1]))])
+            return self.chat(
+                [("Repeat in reverse order: " + " ".join(items), " ".join(items[::-1]))]
+            )
         return self.chat([("Repeat every second word: " + " ".join(items), " ".join(items[::2]))])
 
     def arithmetic(self, rng: random.Random) -> Document:
@@ -335,7 +337,9 @@ class _RecallWriter:
     def _mixed_distances(self) -> None:
         """Facts and questions in turn: many questions at all distances."""
         rng = self._rng
-        longest = rng.choice((2, 8, 16)) if rng.random() < 0.4 else rng.choice((8, 24, 60, 120, 250))
+        longest = (
+            rng.choice((2, 8, 16)) if rng.random() < 0.4 else rng.choice((8, 24, 60, 120, 250))
+        )
         most_open = rng.randint(1, 8)
         facts: list[tuple[str, str]] = []
         while self._room() > 42:

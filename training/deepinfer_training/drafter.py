@@ -102,9 +102,7 @@ def block_pass(
     context = positions - window + torch.arange(window, device=device)  # [B, A, W]
     flat = context.clamp_min(0).flatten(1)
     own = anchors.documents.gather(1, anchors.positions).unsqueeze(-1)
-    present = (context >= 0) & (
-        anchors.documents.gather(1, flat).view_as(context) == own
-    )
+    present = (context >= 0) & (anchors.documents.gather(1, flat).view_as(context) == own)
     absent = torch.cat(
         (~present, torch.zeros((num_seqs, num_anchors, size), dtype=torch.bool, device=device)), -1
     )
@@ -129,7 +127,7 @@ def block_pass(
         keys = torch.cat((near, attention.window_rows(x, rotation, weights, attn, arch)), dim=2)
         _, query = attention.queries(x, weights, attn, arch)
         query = fused.rotate(query, rotation[0].unsqueeze(-2), rotation[1].unsqueeze(-2))
-        attended = _attend(query, keys, absent, attention.sink_columns(weights, attn), numerics)
+        attended = _attend(query, keys, absent, attention.sink_columns(weights, attn), weights)
         y = attention.output(
             attended.view(num_seqs, num_anchors, size, heads, width), rotation, weights, attn, arch
         )
@@ -153,19 +151,18 @@ def block_pass(
     return Block(hidden.view(shape), base.view(shape), torch.stack(loads))
 
 
-def _attend(
-    query: Tensor, keys: Tensor, absent: Tensor, sink: Tensor, numerics: Numerics
-) -> Tensor:
+def _attend(query: Tensor, keys: Tensor, absent: Tensor, sink: Tensor, weights: Weights) -> Tensor:
     """[B, A, G, H, C] attended values; every row of a block sees the same keys [B, A, W + G, C]."""
     num_seqs, num_anchors, size, heads, width = query.shape
+    numerics = weights.numerics
     dtype = torch.float32 if numerics.precise else numerics.dtype
     flat = query.to(dtype).reshape(num_seqs, num_anchors, size * heads, width) * width**-0.5
     scores = flat @ keys.to(dtype).transpose(-1, -2)
     scores = scores.masked_fill(absent.unsqueeze(2), -torch.inf)
     sinks = sink.to(dtype).repeat(size, 1).expand(num_seqs, num_anchors, -1, -1)
-    probability = torch.softmax(torch.cat((scores, sinks), dim=-1), dim=-1)
-    kept = probability[..., : keys.shape[2]].to(numerics.dtype)
-    return kept @ keys
+    probability, total = attention.softmax_parts(torch.cat((scores, sinks), dim=-1), weights)
+    kept = probability[..., : keys.shape[2]]
+    return attention.divided(attention.product(kept, keys, weights), total, numerics.dtype)
 
 
 def markov_rows(parameters: Mapping[str, Tensor], arch: Architecture, tokens: Tensor,
@@ -180,7 +177,9 @@ def markov_bias(parameters: Mapping[str, Tensor], arch: Architecture, rows: Tens
     """Bias [..., V] fp32 that Markov embedding rows [..., rank] add to the base logits."""
     name = f"mtp.{arch.num_nextn_predict_layers - 1}.markov_head.head.weight"
     weights = Weights(parameters, numerics)
-    return weights.linear_fp32(rows, name) if numerics.precise else weights.linear(rows, name).float()
+    return (
+        weights.linear_fp32(rows, name) if numerics.precise else weights.linear(rows, name).float()
+    )
 
 
 def confidence_logits(parameters: Mapping[str, Tensor], arch: Architecture, head_hidden: Tensor,

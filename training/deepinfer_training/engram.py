@@ -79,7 +79,7 @@ class EngramHash(NamedTuple):
 def inject(
     streams: Tensor, rows: Tensor, weights: Weights, prefix: str, arch: Architecture
 ) -> Tensor:
-    """Streams [N, m, D] with the gated value of table rows [N, columns]; prefix `layers.L.engram.`."""
+    """Streams [N, m, D] with the gated value of table rows [N, columns] added."""
     fetched = weights.rows(rows, f"{prefix}embed.weight").flatten(1)
     kv = weights.linear(fetched, f"{prefix}wkv.weight").float()
     m, hidden = arch.hc_mult, arch.hidden_size

@@ -101,9 +101,9 @@ def samples(model: Model, source: SequenceSource, count: int = 64) -> dict[str, 
     generator = torch.Generator(model.device).manual_seed(3)
     for name, opening in _SAMPLES.items():
         ids = [text.bos, *text.encode(opening)]
-        continued = continue_prompts(
-            model, torch.tensor([ids]), count, torch.zeros(1), generator
-        )[0].tolist()
+        continued = continue_prompts(model, torch.tensor([ids]), count, torch.zeros(1), generator)[
+            0
+        ].tolist()
         result[name] = text.decode(continued)
     return result
 

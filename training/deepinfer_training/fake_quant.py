@@ -38,9 +38,7 @@ class Numerics:
 
 TRAINING = Numerics(torch.bfloat16)
 ANNEALING = Numerics(torch.bfloat16, quantize_weights=True, quantize_activations=True)
-NORMATIVE = Numerics(
-    torch.bfloat16, quantize_weights=True, quantize_activations=True, precise=True
-)
+NORMATIVE = Numerics(torch.bfloat16, quantize_weights=True, quantize_activations=True, precise=True)
 EXACT = Numerics(torch.float32, quantize_weights=True, precise=True)
 FULL_PRECISION = Numerics(torch.float32, precise=True)
 

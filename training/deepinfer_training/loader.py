@@ -49,9 +49,7 @@ def _work(
 class Loader:
     """Batches of the training split. Start it before a GPU is touched: workers are forked."""
 
-    def __init__(
-        self, source: SequenceSource, seed: int, num_workers: int, length: int
-    ) -> None:
+    def __init__(self, source: SequenceSource, seed: int, num_workers: int, length: int) -> None:
         """Start the workers.
 
         Args:
@@ -71,9 +69,7 @@ class Loader:
         shared = (self._length_now, self._stopped, self._chunks)
         target: Callable[..., None] = _work
         self._workers = [
-            context.Process(
-                target=target, args=(source, seed, i, num_workers, shared), daemon=True
-            )
+            context.Process(target=target, args=(source, seed, i, num_workers, shared), daemon=True)
             for i in range(num_workers)
         ]
         for worker in self._workers:

@@ -59,7 +59,12 @@ def moe(
     activated = fused.swiglu(gate_up.view(-1, 2, num, inner), part, arch.swiglu_limit)
     if numerics.quantize_activations:
         activated = fake_quant.round_linear_input(activated)
-    y = linear(activated.flatten(1), out.transpose(0, 1).reshape(hidden, num * inner))
+    if numerics.precise:
+        # The engine rounds every expert's output before it adds them up in fp32.
+        each = torch.einsum("nei,edi->ned", activated, out)
+        y = each.float().sum(1).to(numerics.dtype)
+    else:
+        y = linear(activated.flatten(1), out.transpose(0, 1).reshape(hidden, num * inner))
     return Routed(y, chosen, score)
 
 

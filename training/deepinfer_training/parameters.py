@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from deepinfer.device.errors import CheckpointError
-from deepinfer.device.weights import WeightFormat
+from deepinfer.device.weights import StoredTensor, WeightFormat
 from deepinfer_training.architecture import Architecture
 
 MASTER_SHARD_BYTES = 15 * 2**20
@@ -239,8 +239,13 @@ def save_master(parameters: Mapping[str, Tensor], folder: Path, stem: str) -> li
 def load_master(
     arch: Architecture, part: Part, files: list[Path], device: torch.device
 ) -> dict[str, Tensor]:
-    """Parameters of one part from a master's files; other tensors in them are not read.
+    """Parameters of one part from the files of a master or of a checkpoint in release format.
 
+    Args:
+        arch: the model.
+        part: other tensors in the files are not used.
+        files: safetensors files.
+        device: where the parameters live.
     Raises:
         CheckpointError: there are no files, a tensor is missing, or a shape differs.
     """
@@ -259,7 +264,7 @@ def load_master(
         absent = [each for each in names if each not in stored]
         if absent:
             raise CheckpointError(f"{files[0].parent}: tensor {absent[0]} is missing")
-        parts = [stored[each].float() for each in names]
+        parts = [_logical(stored, each) for each in names]
         value = torch.stack(parts) if ".experts." in name else parts[0]
         if tuple(value.shape) != shape:
             raise CheckpointError(
@@ -268,3 +273,13 @@ def load_master(
             )
         parameters[name] = value.to(device).requires_grad_(_is_trained(name))
     return parameters
+
+
+def _logical(stored: Mapping[str, Tensor], name: str) -> Tensor:
+    """fp32 value of a plain tensor, or of codes and their scales."""
+    data, scale = stored[name], stored.get(name.removesuffix(".weight") + ".scale")
+    if scale is None:
+        return data.float()
+    fmt = WeightFormat.MXFP4 if ".experts." in name else storage_format(name)
+    shape = (data.shape[0], data.shape[1] * 2) if fmt is WeightFormat.MXFP4 else tuple(data.shape)
+    return StoredTensor(fmt, data, scale.view(torch.uint8), shape).dequantize()

@@ -27,9 +27,7 @@ def continue_prompts(
     tile = 2 * model.arch.sliding_window
     start = prompts.shape[1]
     length = -(-(start + count) // tile) * tile
-    ids = torch.full(
-        (prompts.shape[0], length), model.arch.pad_token_id, device=model.device
-    )
+    ids = torch.full((prompts.shape[0], length), model.arch.pad_token_id, device=model.device)
     ids[:, :start] = prompts.to(model.device)
     temperatures = temperatures.to(model.device).unsqueeze(1)
     for position in range(start, start + count):

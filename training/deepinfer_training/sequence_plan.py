@@ -63,7 +63,8 @@ def rope_frequencies(arch: Architecture, ratio: int) -> Tensor:
     low = max(math.floor(dimension_of(scaling["beta_fast"])), 0)
     high = min(math.ceil(dimension_of(scaling["beta_slow"])), width - 1)
     ramp = ((index - low) / max(high - low, 1e-3)).clamp(0.0, 1.0)
-    return frequencies / scaling["factor"] * ramp + frequencies * (1.0 - ramp)
+    result: Tensor = frequencies / scaling["factor"] * ramp + frequencies * (1.0 - ramp)
+    return result
 
 
 def rope_rotation(arch: Architecture, ratio: int, length: int) -> tuple[Tensor, Tensor]:

@@ -68,9 +68,7 @@ class Batch:
     def part(self, start: int, stop: int | None) -> Batch:
         """Some of the sequences."""
         rows = slice(start, stop)
-        return Batch(
-            self.ids[rows], self.documents[rows], self.weights[rows], self.domains[rows]
-        )
+        return Batch(self.ids[rows], self.documents[rows], self.weights[rows], self.domains[rows])
 
     def __len__(self) -> int:
         return len(self.ids)

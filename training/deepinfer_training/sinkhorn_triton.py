@@ -51,10 +51,14 @@ def _backward_kernel(result, gradient, sums, out, num_tokens, ITERS: tl.constexp
     grad = tl.load(gradient + at, mask=live[:, None, None], other=0.0)
     for turn in range(ITERS - 1):
         step = ITERS - 2 - turn
-        total = tl.load(sums + (2 * step + 2) * num_tokens * M + side, mask=live[:, None], other=1.0)
+        total = tl.load(
+            sums + (2 * step + 2) * num_tokens * M + side, mask=live[:, None], other=1.0
+        )
         grad = (grad - tl.sum(grad * matrix, axis=1)[:, None, :]) / total[:, None, :]
         matrix = matrix * total[:, None, :]
-        total = tl.load(sums + (2 * step + 1) * num_tokens * M + side, mask=live[:, None], other=1.0)
+        total = tl.load(
+            sums + (2 * step + 1) * num_tokens * M + side, mask=live[:, None], other=1.0
+        )
         grad = (grad - tl.sum(grad * matrix, axis=2)[:, :, None]) / total[:, :, None]
         matrix = matrix * total[:, :, None]
     total = tl.load(sums + side, mask=live[:, None], other=1.0)

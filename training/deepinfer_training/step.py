@@ -130,7 +130,7 @@ class EagerStep:
     def run(self, inputs: Inputs) -> StepResult:
         """Leave the gradients in `.grad`."""
         result = self._loss(inputs)
-        result.total.backward()  # type: ignore[no-untyped-call]
+        result.total.backward()
         return result
 
     def clear(self, parameters: Mapping[str, Tensor]) -> None:
@@ -164,14 +164,14 @@ class CapturedStep:
         side.wait_stream(torch.cuda.current_stream())  # noqa: TID251
         with torch.cuda.stream(side):  # noqa: TID251
             for _ in range(3):
-                loss(self._inputs).total.backward()  # type: ignore[no-untyped-call]
+                loss(self._inputs).total.backward()
                 for value in parameters.values():
                     value.grad = None
         torch.cuda.current_stream().wait_stream(side)  # noqa: TID251
         self._graph = torch.cuda.CUDAGraph()  # noqa: TID251
         with torch.cuda.graph(self._graph):  # noqa: TID251
             self._result = loss(self._inputs)
-            self._result.total.backward()  # type: ignore[no-untyped-call]
+            self._result.total.backward()
 
     def run(self, inputs: Inputs) -> StepResult:
         """Leave the gradients in `.grad`; the result is overwritten by the next run."""

@@ -32,11 +32,11 @@ class _Cast:
     sad: str
 
     @property
-    def He(self) -> str:  # noqa: N802  (the sentence form of `he`)
+    def He(self) -> str:
         return self.he.capitalize()
 
     @property
-    def His(self) -> str:  # noqa: N802  (the sentence form of `his`)
+    def His(self) -> str:
         return self.his.capitalize()
 
 
@@ -160,7 +160,7 @@ _PLOTS: tuple[tuple[tuple[str, ...], ...], ...] = (
 _ENDINGS = (
     "{hero} went home and was {glad}.",
     "That night {he} slept well, with the {thing} beside {his} bed.",
-    "\"Thank you,\" said {hero}. \"I will always remember this day.\"",
+    '"Thank you," said {hero}. "I will always remember this day."',
     "They ate {food} together and were {glad}.",
     "And so {hero} lived happily in the {short_place} for many years.",
     "{His} {kin} was {glad} to see {him} again.",
@@ -180,7 +180,11 @@ def tale(rng: random.Random) -> str:
     """One tale of about 80 to 180 words."""
     cast = _cast(rng)
     slots = {name: getattr(cast, name) for name in _Cast.__slots__}
-    slots |= {"He": cast.He, "His": cast.His, "weather_low": cast.weather[0].lower() + cast.weather[1:]}
+    slots |= {
+        "He": cast.He,
+        "His": cast.His,
+        "weather_low": cast.weather[0].lower() + cast.weather[1:],
+    }
     for name in ("trait", "job", "place", "thing", "animal", "animal_trait", "friend_job"):
         slots[f"a_{name}"] = _article(slots[name])
         slots[f"A_{name}"] = slots[f"a_{name}"].capitalize()

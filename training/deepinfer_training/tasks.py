@@ -78,9 +78,7 @@ class Tasks:
         left = distance - sum(map(len, inside))
         middle: list[int] = []
         cut = 0
-        for fact, place in zip(
-            inside, sorted(rng.randint(0, left) for _ in inside), strict=True
-        ):
+        for fact, place in zip(inside, sorted(rng.randint(0, left) for _ in inside), strict=True):
             middle += span(place - cut) + fact
             cut = place
         middle += span(left - cut)

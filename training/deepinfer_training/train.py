@@ -127,16 +127,15 @@ class Trainer:
     def inputs(self, batch: Batch, phase: Phase) -> Inputs:
         """A batch on the device; in sparse phases some sequences get a replay cut."""
         cut = np.zeros(len(batch), np.int64)
-        if phase.mode is SelectionMode.SPARSE:
+        if phase.mode is SelectionMode.SPARSE and phase.length > _SHORTEST_CUT:
             drawn = self._cuts.random(len(batch)) < _CUT_SHARE
             cut[drawn] = self._cuts.integers(_SHORTEST_CUT, phase.length, int(drawn.sum()))
-        arrays = (batch.ids, batch.documents, batch.weights, batch.domains, cut)
-        dtypes = (np.int64, np.int64, np.float32, np.int64, np.int64)
         return Inputs(
-            *(
-                torch.from_numpy(array.astype(dtype)).to(self.device)
-                for array, dtype in zip(arrays, dtypes, strict=True)
-            )
+            torch.from_numpy(batch.ids.astype(np.int64)).to(self.device),
+            torch.from_numpy(batch.documents.astype(np.int64)).to(self.device),
+            torch.from_numpy(batch.weights.astype(np.float32)).to(self.device),
+            torch.from_numpy(batch.domains.astype(np.int64)).to(self.device),
+            torch.from_numpy(cut).to(self.device),
         )
 
     def step(self, batch: Batch, phase: Phase, progress: float) -> tuple[StepResult, float]:
@@ -199,9 +198,7 @@ class Trainer:
                 bias.add_(change)
 
 
-def train(
-    trainer: Trainer, loader: Loader, tasks: Tasks, log: RunLog, out: Path
-) -> None:
+def train(trainer: Trainer, loader: Loader, tasks: Tasks, log: RunLog, out: Path) -> None:
     """Run the schedule to its end, saving at half, at four fifths and at the end.
 
     Args:
@@ -298,9 +295,7 @@ def _report(
 def _check(log: RunLog, trainer: Trainer, tasks: Tasks, phase: Phase) -> None:
     """Recall and copy of the weights as they are, with the released selection sizes."""
     numerics = on_device(TRAINING, trainer.device)
-    model = Model(
-        trainer.parameters, trainer.run.arch, trainer.planner, numerics, trainer.device
-    )
+    model = Model(trainer.parameters, trainer.run.arch, trainer.planner, numerics, trainer.device)
     distances = [d for d in (24, 128, 400, 900) if d + 70 <= phase.length]
     modes = [SelectionMode.SPARSE, SelectionMode.DENSE]
     scores = {

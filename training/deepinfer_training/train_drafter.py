@@ -35,7 +35,7 @@ from deepinfer_training.train import master_files, pick_device, read_token_map
 from deepinfer_training.weights import rounded_parameters
 
 DRAFTER_STEM = "drafter"
-_RATE = 1e-3
+_RATE = 2e-3
 _BIAS_RATE = 1e-3
 _CLIP_NORM = 1.0
 _WARMUP, _DECAY_START, _QUANTIZED_FROM = 0.03, 0.4, 0.7
@@ -106,14 +106,16 @@ class DraftTrainer:
         with torch.no_grad():
             result = self.target.run(ids, documents)
             at = (positions.unsqueeze(-1) + torch.arange(size, device=ids.device)).flatten(1)
-            hidden = result.hidden.gather(1, at.unsqueeze(-1).expand(-1, -1, result.hidden.shape[-1]))
+            hidden = result.hidden.gather(
+                1, at.unsqueeze(-1).expand(-1, -1, result.hidden.shape[-1])
+            )
             logits = self.target.logits(hidden).view(*positions.shape, size, -1)
         numerics = fake_quant.ANNEALING if progress >= _QUANTIZED_FROM else fake_quant.TRAINING
         numerics = fake_quant.on_device(numerics, ids.device)
         loss = draft_loss(
             self.parameters(), self.target.arch, ids, result.taps, logits, anchors, numerics
         )
-        loss.total.backward()  # type: ignore[no-untyped-call]
+        loss.total.backward()
         torch.nn.utils.clip_grad_norm_(self._trained, _CLIP_NORM)
         rising, falling = progress / _WARMUP + 0.02, (1.0 - progress) / (1.0 - _DECAY_START)
         set_rate(self._optimizer, max(0.0, min(1.0, rising, falling)))
@@ -150,7 +152,7 @@ def train_drafter(trainer: DraftTrainer, minutes: float, log: RunLog, *, scale: 
         else:
             length = 1024 if scale == 1 else 256
             ids, documents = trainer.natural(max(2, 32 // scale), length)
-            loss = trainer.step(ids, documents, 64 if scale == 1 else 16, 0, progress)
+            loss = trainer.step(ids, documents, 128 if scale == 1 else 16, 0, progress)
         steps += 1
         if time.monotonic() - reported >= _REPORT_EVERY_S or steps == 1:
             reported = time.monotonic()

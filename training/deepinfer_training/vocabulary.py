@@ -1,11 +1,15 @@
 """Word lists of the synthetic documents, written by hand; simple words only."""
 
+# Long lists read better as text.
+# ruff: noqa: SIM905
+
 from __future__ import annotations
 
 WOMEN = """Ada Alice Alma Amina Anna Bella Celia Clara Cora Daria Dora Edith Ella Emma Esther Fay
 Fiona Freya Gita Gloria Grace Greta Hana Helen Ida Inga Iris Ivy Jane Joan Julia June Karen Katya
 Kira Laura Leila Lena Lily Lucy Mara Marta Maya Mia Mina Mira Nadia Nina Nora Olga Paula Petra Pia
-Rosa Ruth Sara Sofia Stella Tara Tess Uma Ursula Vera Vivian Wanda Willa Xena Yara Zara Zoe""".split()
+Rosa Ruth Sara Sofia Stella Tara Tess Uma Ursula Vera Vivian Wanda Willa
+Xena Yara Zara Zoe""".split()
 MEN = """Abel Adam Amir Ben Bob Boris Bruno Carl Cyrus Dan David Dmitri Elias Emil Eric Felix Finn
 Frank Georg Gus Harold Henry Hugo Igor Isaac Ivan Jack James Jonas Karl Kenji Kurt Leo Lucas Marco
 Max Milo Nils Noah Omar Oscar Otto Owen Paul Peter Quinn Rahul Ralph Robert Sam Simon Tariq Ted
@@ -23,8 +27,8 @@ PLACES = """village|small town|quiet valley|house by the river|cottage on the hi
 farm near the forest|castle|mill beside the stream|tower at the edge of the woods|city by the sea|
 hut in the mountains|inn at the crossroads|house with a red door|harbor town|little street
 """.replace("\n", "").split("|")  # fmt: skip
-WILDS = """forest mountain river lake valley meadow cave garden beach desert bridge swamp hill market
-harbor orchard field island""".split()
+WILDS = """forest mountain river lake valley meadow cave garden beach desert bridge swamp hill
+market harbor orchard field island""".split()
 OBJECTS = """golden key|silver bell|red lantern|wooden flute|blue stone|old map|small mirror|
 brass ring|glass bottle|painted box|warm coat|white feather|strong rope|copper lamp|green hat|
 round drum|little boat|magic seed|heavy book|soft blanket|iron nail|clay cup|paper kite|
