@@ -123,6 +123,7 @@ def _write(args: argparse.Namespace, config: EngineConfig) -> None:
             max_positions=config.max_model_len,
             random_seed=seed,
             with_drafter=False if args.no_drafter else None,
+            controls=config.measurement.controls,
         )
         kind = StepKind.DECODE if args.decode else StepKind.PREFILL
         tensors = trace_tokens(

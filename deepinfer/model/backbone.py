@@ -16,6 +16,7 @@ from deepinfer.device.handles import FetchHandle
 from deepinfer.device.weights import Parameters
 from deepinfer.model.caches import CacheGeometry, ModelCaches
 from deepinfer.model.config import V41Config
+from deepinfer.model.controls import Controls, EngramRows
 from deepinfer.model.draft_taps import DraftTaps
 from deepinfer.model.engram import EngramLookup, hash_constants
 from deepinfer.model.layer import Layer
@@ -52,6 +53,7 @@ class Backbone:
         max_positions: int,
         ops: ModelOps | None = None,
         taps: DraftTaps | None = None,
+        controls: Controls | None = None,
     ) -> None:
         """Bind ops, pack weights.
 
@@ -63,12 +65,14 @@ class Backbone:
             max_positions: longest sequence, prompt and output, in tokens.
             ops: bound ops, if the caller bound them before reading the weights.
             taps: collects what the drafter's context is made of, or None.
+            controls: parts put out of action in a measuring run, or None.
         Raises:
             CapabilityError: the backend lacks an op.
             CheckpointError: a parameter is missing.
         """
         self.config, self.backend = config, backend
         self.ops = ops or ModelOps(backend.ops)
+        controls = controls or Controls()
         device = backend.runtime.device
         root = Packer(backend, parameters)
         self.embedding = backend.pack_embedding(root.stored("embed.weight"))
@@ -84,6 +88,7 @@ class Backbone:
                 ops=self.ops,
                 weights=root.under(f"layers.{index}."),
                 rope_table=tables[config.ratio(index)],
+                selections=controls.selections,
             )
             for index in range(config.num_hidden_layers)
         ]
@@ -91,7 +96,7 @@ class Backbone:
         self._ratios = sorted(r for r in ratios if r > 0)
         self._lookup = (
             EngramLookup(hash_constants(config, token_map, device), self.ops)
-            if config.engram_layer_ids
+            if config.engram_layer_ids and controls.engram is EngramRows.MODEL
             else None
         )
         # Without a compressed cache there is nothing to cut at: all layers are encoder.

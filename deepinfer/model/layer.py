@@ -12,6 +12,8 @@ from deepinfer.device.ops.mhc import MhcMix
 from deepinfer.model.attention import Attention
 from deepinfer.model.caches import ModelCaches
 from deepinfer.model.config import V41Config
+from deepinfer.model.control_selection import control_select
+from deepinfer.model.controls import Selections
 from deepinfer.model.engram import Engram
 from deepinfer.model.layer_state import LayerState
 from deepinfer.model.model_ops import ModelOps
@@ -33,6 +35,7 @@ class Layer:
         ops: ModelOps,
         weights: Packer,
         rope_table: Tensor,
+        selections: Selections,
     ) -> None:
         """Bind ops and pack weights; `weights` is at `layers.N.`."""
         self.index = layer
@@ -45,7 +48,16 @@ class Layer:
         self._attn_mhc, self._ffn_mhc = weights.mhc("attn"), weights.mhc("ffn")
         self._attn_norm = weights.vector("attn_norm.weight")
         self._ffn_norm = weights.vector("ffn_norm.weight")
-        self.attention = Attention(config, layer, ops, weights.under("attn."), rope_table)
+        self.attention = Attention(
+            config,
+            layer,
+            ops,
+            weights.under("attn."),
+            rope_table=rope_table,
+            index_select=ops.index_select
+            if selections is Selections.MODEL
+            else control_select(backend.ops, selections, layer),
+        )
         self.moe = MoE(
             config,
             ops,

@@ -10,6 +10,7 @@ from deepinfer.device.errors import ConfigError
 from deepinfer.device.weights import Parameters
 from deepinfer.model.backbone import Backbone
 from deepinfer.model.config import V41Config
+from deepinfer.model.controls import Controls
 from deepinfer.model.draft_ops import DraftOps
 from deepinfer.model.draft_taps import DraftTaps
 from deepinfer.model.drafter import Drafter
@@ -46,6 +47,7 @@ def load_model(
     max_positions: int | None = None,
     random_seed: int | None = None,
     with_drafter: bool | None = False,
+    controls: Controls | None = None,
 ) -> LoadedModel:
     """Load the backbone of a checkpoint folder, and its drafter on request.
 
@@ -57,6 +59,7 @@ def load_model(
             carries a mark. None reads the checkpoint.
         with_drafter: load the drafter too, and let the backbone capture its taps; None: if the
             checkpoint has one.
+        controls: parts to put out of action, which marks the result; None: none.
     Raises:
         CapabilityError: the backend lacks an op; raised before any weight is read.
         CheckpointError, ConfigError: the folder is not a complete checkpoint, or has no drafter.
@@ -70,6 +73,7 @@ def load_model(
             f"checkpoint {checkpoint} has no drafter (num_nextn_predict_layers 0); run it without "
             "speculation"
         )
+    controls = controls or Controls()
     ops = ModelOps(backend.ops)
     draft_ops = DraftOps(backend.ops) if with_drafter else None
     groups = BACKBONE_GROUPS | ({TensorGroup.DSPARK} if with_drafter else set())
@@ -81,6 +85,7 @@ def load_model(
         assert random_seed is not None  # without a reader
         parameters = random_stored(config, random_seed, groups=groups)
         marks = (RANDOM_WEIGHTS_MARK,)
+    marks += controls.marks
     longest = max_positions or config.max_position_embeddings
     backbone = Backbone(
         config,
@@ -90,6 +95,7 @@ def load_model(
         max_positions=longest,
         ops=ops,
         taps=None if draft_ops is None else DraftTaps(config, draft_ops),
+        controls=controls,
     )
     drafter = (
         None
