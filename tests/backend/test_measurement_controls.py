@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -76,7 +77,7 @@ def test_zero_engram_rows_inject_nothing(backend: Backend) -> None:
 
 
 def test_results_of_a_controlled_run_are_marked() -> None:
-    config = {
+    config: dict[str, Any] = {
         "checkpoint.path": str(FOLDER / "checkpoint"),
         "numerics": "exact",
         "measurement.selections": "none",
