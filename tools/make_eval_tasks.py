@@ -14,7 +14,6 @@ import json
 import random
 import re
 import sys
-from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -29,6 +28,7 @@ PROSE = ("prose_austen", "speech_sotu", "docs_python", "verse_tempest")
 DISTANCES = (8, 24, 48, 128, 256, 512, 960)
 COPY_LENGTHS = (8, 16, 32, 64)
 NUM_DEFINITIONS_CONSIDERED = 400
+NUM_WORDS_COPIED = 700
 # Tokens are at most this many characters on average, so that a filler is long enough.
 CHARACTERS_PER_TOKEN = 8
 
@@ -54,14 +54,10 @@ COLORS = _words("black blue brown green grey red white yellow")
 DAYS = _words("Monday Tuesday Wednesday Thursday Friday Saturday Sunday")
 
 
-def frequent_words(num_words: int = 700) -> list[str]:
-    """The most frequent plain words of the English held-out texts, of 3 to 9 letters."""
-    counts: Counter[str] = Counter()
-    for name in ("prose_austen", "prose_melville", "speech_sotu"):
-        counts.update(re.findall(r"\b[a-z]{3,9}\b", read_heldout(name)))
-    return [word for word, _ in sorted(counts.items(), key=lambda item: (-item[1], item[0]))][
-        :num_words
-    ]
+def plain_words(definitions: dict[str, list[str]]) -> list[str]:
+    """The most frequent defined words of 3 to 9 letters: words that training copies too."""
+    words = [word for word in definitions if re.fullmatch("[a-z]{3,9}", word)]
+    return words[:NUM_WORDS_COPIED]
 
 
 def recall(r: random.Random, distance: int) -> Row:
@@ -140,12 +136,11 @@ def turns(r: random.Random) -> Row:
     }
 
 
-def definitions(path: Path) -> Callable[[random.Random], Row]:
-    """Glosses of frequent nouns."""
-    entries: dict[str, list[str]] = json.loads(path.read_text(encoding="utf-8"))
+def definer(definitions: dict[str, list[str]]) -> Callable[[random.Random], Row]:
+    """Asks for glosses of frequent nouns."""
     nouns = [
         (word, gloss)
-        for word, (kind, gloss) in entries.items()
+        for word, (kind, gloss) in definitions.items()
         if kind == "noun" and 12 <= len(gloss) <= 60 and ";" not in gloss
     ][:NUM_DEFINITIONS_CONSIDERED]
 
@@ -169,9 +164,9 @@ def rows(make: Callable[..., Row], count: int, *arguments: object, number: int) 
             yield row
 
 
-def make_tasks(definitions_file: Path) -> dict[str, list[Row]]:
+def make_tasks(definitions: dict[str, list[str]]) -> dict[str, list[Row]]:
     """All rows by task."""
-    words = frequent_words()
+    words = plain_words(definitions)
     return {
         "recall": [
             row
@@ -190,7 +185,7 @@ def make_tasks(definitions_file: Path) -> dict[str, list[Row]]:
             for row in rows(add, 128, digits, number=number)
         ],
         "turns": list(rows(turns, 64, number=60)),
-        "define": list(rows(definitions(definitions_file), 64, number=70)),
+        "define": list(rows(definer(definitions), 64, number=70)),
     }
 
 
@@ -201,7 +196,8 @@ def main() -> int:
     )
     parser.add_argument("--definitions", type=Path, required=True, metavar="FILE")
     args = parser.parse_args()
-    for task, made in make_tasks(args.definitions).items():
+    definitions = json.loads(args.definitions.read_text(encoding="utf-8"))
+    for task, made in make_tasks(definitions).items():
         path = TASKS_FOLDER / f"{task}.jsonl"
         lines = [json.dumps(row, ensure_ascii=False) for row in made]
         path.write_text("\n".join(lines) + "\n", encoding="utf-8")
