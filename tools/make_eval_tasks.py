@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from deepinfer.evaluation.heldout import read_heldout
-from deepinfer.evaluation.items import TASKS_FOLDER
+from deepinfer.evaluation.items import CHARACTERS_PER_TOKEN, TASKS_FOLDER
 
 Row = dict[str, Any]
 
@@ -29,8 +29,6 @@ DISTANCES = (8, 24, 48, 128, 256, 512, 960)
 COPY_LENGTHS = (8, 16, 32, 64)
 NUM_DEFINITIONS_CONSIDERED = 400
 NUM_WORDS_COPIED = 700
-# Tokens are at most this many characters on average, so that a filler is long enough.
-CHARACTERS_PER_TOKEN = 8
 
 
 def _words(text: str) -> list[str]:

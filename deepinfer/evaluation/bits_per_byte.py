@@ -67,7 +67,11 @@ class BitsPerByte:
         self.prompts: list[list[int]] = []
         self._places: list[tuple[str, int, int]] = []  # text, first counted token, counted bytes
         for name in heldout_names():
-            ids = [bos, *tokenizer.encode(read_heldout(name), add_bos=False)]
+            text = read_heldout(name)
+            if limit is not None:
+                # More than the windows need, so that the cut falls behind them.
+                text = text[: 16 * WINDOW_TOKENS * (limit + 1)]
+            ids = [bos, *tokenizer.encode(text, add_bos=False)]
             for start, counted, stop in windows(len(ids))[:limit]:
                 self.prompts.append(ids[start:stop])
                 num_bytes = sum(len(tokenizer.token_bytes(token)) for token in ids[counted:stop])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +13,8 @@ from deepinfer.device.errors import ConfigError
 from deepinfer.evaluation.heldout import read_heldout
 from deepinfer.text.tokenizer import TextTokenizer
 
+# Text that is sure to hold so many tokens of prose; the task files keep as much to each offset.
+CHARACTERS_PER_TOKEN = 8
 TASKS_FOLDER = Path(__file__).parent / "data" / "tasks"
 
 # The chat format of the family: user turns, and answers of a model that does not think aloud.
@@ -43,12 +46,13 @@ def task_names() -> tuple[str, ...]:
     return tuple(sorted(path.stem for path in TASKS_FOLDER.glob("*.jsonl")))
 
 
-def read_items(task: str, tokenizer: TextTokenizer) -> Iterator[Item]:
+def read_items(task: str, tokenizer: TextTokenizer, *, limit: int | None = None) -> Iterator[Item]:
     """Items of a task in the order of its file.
 
     Args:
         task: one of `task_names`.
         tokenizer: of the checkpoint that is asked.
+        limit: most items of a group; None: all.
     Raises:
         ConfigError: the task is unknown, a row is not one of a task, or the tokenizer lacks the
             special tokens of the chat format.
@@ -62,8 +66,12 @@ def read_items(task: str, tokenizer: TextTokenizer) -> Iterator[Item]:
                 f"the checkpoint's tokenizer has no special token {spelling}; the tasks need the "
                 "chat format of the family"
             )
+    counts: Counter[str] = Counter()
     for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
         row = json.loads(line)
+        counts[row["group"]] += 1
+        if limit is not None and counts[row["group"]] > limit:
+            continue
         if "facts" in row:
             yield _recall_item(row, tokenizer)
         elif "turns" in row:
@@ -97,7 +105,9 @@ def _recall_item(row: dict[str, Any], tokenizer: TextTokenizer) -> Item:
     distance, lead = int(row["group"]), row["lead"]
     inside, before = others[: len(row["inside"])], others[len(row["inside"]) :]
     room = distance - sum(len(fact) for fact in inside)
-    filler = encode(read_heldout(row["filler"])[row["offset"] :][: 16 * (distance + lead)])
+    filler = encode(
+        read_heldout(row["filler"])[row["offset"] :][: CHARACTERS_PER_TOKEN * (distance + lead)]
+    )
     if room < 0 or len(filler) < lead + room:
         raise ConfigError(
             f"a recall item of distance {distance} does not fit: {len(filler)} tokens of filler "

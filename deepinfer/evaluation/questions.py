@@ -39,14 +39,11 @@ class Questions:
             limit: most items of a group; None: all.
         """
         self.task, self.controls = task, controls
-        self._items: list[Item] = []
-        counts: dict[str, int] = {}
-        for item in read_items(task, tokenizer):
-            if task == "recall" and controls.marks and int(item.group) < MIN_CONTROL_DISTANCE:
-                continue
-            counts[item.group] = counts.get(item.group, 0) + 1
-            if limit is None or counts[item.group] <= limit:
-                self._items.append(item)
+        self._items = [
+            item
+            for item in read_items(task, tokenizer, limit=limit)
+            if not (task == "recall" and controls.marks) or int(item.group) >= MIN_CONTROL_DISTANCE
+        ]
         self.prompts = [item.prompt for item in self._items]
         self.params = [
             SamplingParams(temperature=0.0, max_tokens=item.max_tokens, stop=item.stop)
