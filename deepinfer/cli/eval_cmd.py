@@ -101,8 +101,10 @@ def _print_table(evaluation: Evaluation) -> None:
 
     from deepinfer.cli.console import stdout_console
 
-    table = Table("task", "group", "control", "metric")
-    for title in ("items", "score", "standard error"):
+    table = Table(
+        "task", "group", "control", caption="bpb in bits per byte; shares of exact answers"
+    )
+    for title in ("items", "score", "std. error"):
         table.add_column(title, justify="right")
     previous: Score | None = None
     for score in evaluation.scores:
@@ -111,9 +113,11 @@ def _print_table(evaluation: Evaluation) -> None:
             score.control,
         ):
             table.add_section()
+        group = score.group
+        if score.metric not in ("bits_per_byte", "exact"):
+            group += f": {score.metric}"
         figures = _figures(score.metric, (score.value, score.standard_error))
-        row = (score.task, score.group, score.control, score.metric, str(score.num_items))
-        table.add_row(*row, *figures)
+        table.add_row(score.task, group, score.control, str(score.num_items), *figures)
         previous = score
     stdout_console().print(table)
     stdout_console().print(

@@ -16,7 +16,7 @@ def test_scores_are_shown_and_written(tmp_path: Path, capsys: pytest.CaptureFixt
     assert main([*command, "--answers", str(answers)]) == 0
     shown = capsys.readouterr().out
     assert "2digit" in shown
-    assert "standard error" in shown
+    assert "std. error" in shown
     figures = json.loads(report.read_text())["figures"]
     assert [(s["task"], s["group"], s["num_items"]) for s in figures["scores"]] == [
         ("add", "2digit", 2),
