@@ -15,6 +15,7 @@ from torch import Tensor
 from deepinfer.device.backend import Backend
 from deepinfer.device.ops import sampling
 from deepinfer.device.ops.sampling import LogitControls, Logprobs
+from deepinfer.device.runtime import run_on
 from deepinfer.engine.batch_builder import BuiltStep
 from deepinfer.engine.sampling_batch import SamplingBatch
 from deepinfer.engine.step_state import (
@@ -56,7 +57,7 @@ class Worker:
         """
         self._runtime = backend.runtime
         self._model, self._geometry, self._vocab_size = model, geometry, vocab_size
-        self._caches = model.create_caches(geometry)
+        self._caches = run_on(self._runtime.compute_stream, lambda: model.create_caches(geometry))
         self._penalties: _PenaltyState | None = None
         self._step = 0
         ops = backend.ops

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from deepinfer.device.backend import Backend
 from deepinfer.device.errors import ConfigError
+from deepinfer.device.runtime import run_on
 from deepinfer.device.weights import Parameters
 from deepinfer.model.backbone import Backbone
 from deepinfer.model.config import V41Config
@@ -85,21 +86,23 @@ def load_model(
         assert random_seed is not None  # without a reader
         parameters = random_stored(config, random_seed, groups=groups)
         marks = (RANDOM_WEIGHTS_MARK,)
-    marks += controls.marks
+    token_map = load_token_map(checkpoint, config)
     longest = max_positions or config.max_position_embeddings
-    backbone = Backbone(
-        config,
-        backend,
-        parameters,
-        load_token_map(checkpoint, config),
-        max_positions=longest,
-        ops=ops,
-        taps=None if draft_ops is None else DraftTaps(config, draft_ops),
-        controls=controls,
-    )
-    drafter = (
-        None
-        if draft_ops is None
-        else Drafter(backbone, parameters, draft_ops, max_positions=longest)
-    )
-    return LoadedModel(config, backbone, marks, drafter)
+
+    def build() -> tuple[Backbone, Drafter | None]:
+        backbone = Backbone(
+            config,
+            backend,
+            parameters,
+            token_map,
+            max_positions=longest,
+            ops=ops,
+            taps=None if draft_ops is None else DraftTaps(config, draft_ops),
+            controls=controls,
+        )
+        if draft_ops is None:
+            return backbone, None
+        return backbone, Drafter(backbone, parameters, draft_ops, max_positions=longest)
+
+    backbone, drafter = run_on(backend.runtime.compute_stream, build)
+    return LoadedModel(config, backbone, marks + controls.marks, drafter)
