@@ -129,6 +129,7 @@ class LLMEngine:
                 backend,
                 max_positions=config.max_model_len,
                 random_seed=config.checkpoint.seed if random else None,
+                controls=config.measurement.controls,
             )
             tokenizer = TextTokenizer.from_directory(directory)
             return cls(
