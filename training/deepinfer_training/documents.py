@@ -117,7 +117,7 @@ class Generators:
         return f"\nQuestion: What is the code of {name}?\nAnswer:"
 
     def recall(self, rng: random.Random, length: int) -> Document:
-        """Facts scattered in natural text and questions about them, exactly `length` tokens."""
+        """Facts scattered in natural text and questions about them, at most `length` tokens."""
         return _RecallWriter(self, self._natural, rng, length).write()
 
     # ---- chat
