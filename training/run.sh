@@ -1,6 +1,8 @@
 #!/usr/bin/env bash
 # Train the tiny checkpoint from prepared data: ./run.sh STAGE. See README.md.
 #   start MINUTES DRAFTER_MINUTES [RESUME_FOLDER]   everything, detached; then poll
+#   drafter MINUTES FOLDER                           go on with the drafter of a run whose files lie
+#                                                    in FOLDER, detached; then poll
 #   poll SECONDS                                     wait, show the log's end, copy small files
 #   collect backbone|drafter                         copy the weights
 # Stages run in RUN_DIR (default /tmp/tiny-v41-run); poll and collect copy to OUT (default ./out).
@@ -30,9 +32,21 @@ everything() {  # minutes drafter_minutes [resume]
     stage train "$PYTHON" -m deepinfer_training.train --data "$DATA" --config "$CONFIG" \
       --out "$RUN_DIR" --minutes "$1" --speed "$RUN_DIR/speed.json" "${resume[@]}" $TRAIN_ARGS &&
     stage drafter "$PYTHON" -m deepinfer_training.train_drafter --data "$DATA" --config "$CONFIG" \
-      --run "$RUN_DIR" --minutes "$2" $DRAFTER_ARGS
+      --run "$RUN_DIR" --minutes "$2" --speed "$RUN_DIR/speed.json" $DRAFTER_ARGS
     stage evaluate "$PYTHON" -m deepinfer_training.evaluate --data "$DATA" --config "$CONFIG" \
       --run "$RUN_DIR" $EVAL_ARGS
+    echo "=== finished $(date +%H:%M:%S)"
+    touch "$RUN_DIR/finished"
+  } > "$RUN_DIR/run.log" 2>&1
+}
+
+more_drafter() {  # minutes
+  # shellcheck disable=SC2086
+  {
+    stage benchmark "$PYTHON" -m deepinfer_training.benchmark --data "$DATA" --config "$CONFIG" \
+      --out "$RUN_DIR/speed.json" $BENCH_ARGS
+    stage drafter "$PYTHON" -m deepinfer_training.train_drafter --data "$DATA" --config "$CONFIG" \
+      --run "$RUN_DIR" --minutes "$1" --resume --speed "$RUN_DIR/speed.json" $DRAFTER_ARGS
     echo "=== finished $(date +%H:%M:%S)"
     touch "$RUN_DIR/finished"
   } > "$RUN_DIR/run.log" 2>&1
@@ -46,6 +60,14 @@ case "${1:-}" in
       < /dev/null > /dev/null 2>&1 &
     ;;
   everything) shift; everything "$@" ;;
+  drafter)
+    from=${3:?folder with master-*.safetensors and drafter-*.safetensors}
+    rm -rf "$RUN_DIR"; mkdir -p "$RUN_DIR" "$OUT"
+    cp "$from"/master-*.safetensors "$from"/drafter-*.safetensors "$RUN_DIR"/ || exit 2
+    export RUN_DIR DATA CONFIG PYTHON HERE DRAFTER_ARGS BENCH_ARGS
+    setsid nohup bash "$HERE/run.sh" more_drafter "${2:?minutes}" < /dev/null > /dev/null 2>&1 &
+    ;;
+  more_drafter) shift; more_drafter "$@" ;;
   poll)
     for _ in $(seq 1 "${2:-60}"); do [ -e "$RUN_DIR/finished" ] && break; sleep 1; done
     tail -n "${LINES_SHOWN:-40}" "$RUN_DIR/run.log"
@@ -60,5 +82,5 @@ case "${1:-}" in
     esac
     mkdir -p "$OUT"; cp "${files[@]}" "$OUT"/; ls -l "$OUT"
     ;;
-  *) sed -n '2,6p' "$0"; exit 2 ;;
+  *) sed -n '2,8p' "$0"; exit 2 ;;
 esac

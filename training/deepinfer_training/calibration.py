@@ -1,84 +1,68 @@
-"""Confidence of the drafter against what the target accepts: rollouts, temperatures, measures."""
+"""How well confidences foretell acceptance: rounds, calibration error, AUROC, temperatures."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from deepinfer_training.drafter import Anchors, draft_greedily
-from deepinfer_training.evaluation import Model
-
 _BINS = 15
 _GRID_POINTS = 41
-_PROMPTS_AT_ONCE = 16
 
 
 @dataclass(frozen=True, slots=True)
 class Rollouts:
-    """Greedy continuations and what the drafter says at every position of them.
+    """What the drafter says at every position of greedy answers, and what the target thinks of it.
+
+    Rows belong to one answer each, columns to its anchors in order.
 
     Attributes:
-        accepted: [B, P] int64 drafts that the target would accept with the anchor at a position.
-        confidence_logits: [B, P, G] fp32.
+        accepted: [B, P] int64 drafts that greedy verification accepts after an anchor.
+        num_left: [B, P] int64 tokens of the answer after an anchor, at most G; 0 is padding.
+        features: [B, P, G, N] fp32, what the confidence head reads.
         domains: [B] int64.
     """
 
     accepted: Tensor
-    confidence_logits: Tensor
+    num_left: Tensor
+    features: Tensor
     domains: Tensor
 
+    def rows(self, chosen: Tensor) -> Rollouts:
+        """The answers where `chosen` [B] is true."""
+        return Rollouts(
+            self.accepted[chosen], self.num_left[chosen], self.features[chosen],
+            self.domains[chosen],
+        )  # fmt: skip
 
-@torch.no_grad()
-def draft_over(
-    model: Model,
-    parameters: Mapping[str, Tensor],
-    continued: Tensor,
-    prompt_length: int,
-    domains: Tensor,
-) -> Rollouts:
-    """Draft at every generated position but the last block's, verify against the continuation.
+    def judged(self) -> Tensor:
+        """[B, P, G] bool: all drafts before a slot are accepted, and the answer goes on."""
+        slots = torch.arange(self.features.shape[2])
+        return (self.accepted.unsqueeze(-1) >= slots) & (self.num_left.unsqueeze(-1) > slots)
 
-    Args:
-        model: the target that made the continuations.
-        parameters: of the drafter and the target's embedding and head.
-        continued: [B, N] int64 prompts and greedy continuations.
-        prompt_length: tokens of every prompt.
-        domains: [B] int64.
-    """
-    size, total = model.arch.dspark_block_size, continued.shape[1]
-    tile = 2 * model.arch.sliding_window
-    length = -(-total // tile) * tile
-    positions = torch.arange(prompt_length, total - size, device=model.device)
-    rotation = model.planner.plain_rotation(length + size)
-    accepted, logits = [], []
-    for part in continued.split(_PROMPTS_AT_ONCE):
-        ids = torch.nn.functional.pad(part, (0, length - total), value=model.arch.pad_token_id)
-        documents = torch.zeros_like(ids)
-        taps = model.run(ids, documents).taps
-        anchors = Anchors(positions.expand(len(part), -1), documents, rotation)
-        drafts = draft_greedily(parameters, model.arch, ids, taps, anchors, model.numerics)
-        offsets = positions.unsqueeze(1) + torch.arange(1, size + 1, device=model.device)
-        truth = ids[:, offsets.flatten()].view_as(drafts.tokens)
-        accepted.append((drafts.tokens == truth).long().cumprod(-1).sum(-1))
-        logits.append(drafts.confidence_logits)
-    return Rollouts(torch.cat(accepted).cpu(), torch.cat(logits).cpu(), domains.cpu())
+    def right(self) -> Tensor:
+        """[B, P, G] bool: a slot's draft and all before it are accepted."""
+        return self.accepted.unsqueeze(-1) > torch.arange(self.features.shape[2])
+
+    def logits(self, head: Tensor) -> Tensor:
+        """[B, P, G] fp32 confidence logits by head [1, N]."""
+        return self.features @ head.squeeze(0)
 
 
-def mean_accepted(accepted: Tensor) -> float:
-    """Mean accepted drafts of the rounds that decoding would make: [B, P] -> mean over rounds."""
+def mean_accepted(rollouts: Rollouts) -> float:
+    """Mean accepted drafts of the rounds that decoding would make."""
     rounds, total = 0, 0
-    for row in accepted.tolist():
+    for accepted, left in zip(rollouts.accepted.tolist(), rollouts.num_left.tolist(), strict=True):
         position = 0
-        while position < len(row):
-            rounds, total = rounds + 1, total + row[position]
-            position += row[position] + 1
+        while position < len(accepted) and left[position]:
+            rounds, total = rounds + 1, total + accepted[position]
+            position += accepted[position] + 1
     return total / max(1, rounds)
 
 
-def fit_temperatures(logits: Tensor, accepted: Tensor) -> list[float]:
+def fit_temperatures(logits: Tensor, accepted: Tensor, num_left: Tensor) -> list[float]:
     """Sequential temperatures, one a slot.
 
     Slot by slot, earlier ones fixed, the grid value with the smallest calibration error of the
@@ -87,22 +71,25 @@ def fit_temperatures(logits: Tensor, accepted: Tensor) -> list[float]:
     Args:
         logits: [N, G] fp32.
         accepted: [N] int64.
+        num_left: [N] int64; slots from there on are not counted.
     Source: DSpark, sequential temperature scaling.
     """
     grid = torch.logspace(-1.0, 1.0, _GRID_POINTS)
     survival = torch.ones(len(logits))
     temperatures = []
     for slot in range(logits.shape[1]):
-        happened = (accepted > slot).float()
+        counted, happened = num_left > slot, (accepted > slot).float()
         options = survival.unsqueeze(1) * torch.sigmoid(logits[:, slot : slot + 1] / grid)
-        errors = torch.stack([calibration_error(column, happened) for column in options.T])
+        errors = torch.stack(
+            [calibration_error(column[counted], happened[counted]) for column in options.T]
+        )
         best = int(errors.argmin())
         temperatures.append(float(grid[best]))
         survival = options[:, best]
     return temperatures
 
 
-def survivals(logits: Tensor, temperatures: list[float]) -> Tensor:
+def survivals(logits: Tensor, temperatures: Sequence[float]) -> Tensor:
     """[N, G] probability that a slot and all before it are accepted."""
     return torch.sigmoid(logits / torch.tensor(temperatures)).cumprod(1)
 
@@ -126,3 +113,44 @@ def auroc(logits: Tensor, happened: Tensor) -> float:
     ranks = (upper - (counts.double() - 1) / 2)[inverse]
     won = float(ranks[happened.bool()].sum()) - positive * (positive + 1) / 2
     return won / (positive * negative)
+
+
+def measure(rollouts: Rollouts, head: Tensor, domain_names: Sequence[str]) -> dict[str, object]:
+    """Fit temperatures on every second answer, measure on the others: figures of sts.json.
+
+    Args:
+        rollouts: answers to prompts of all domains in equal number.
+        head: [1, N] weight of the confidence head.
+        domain_names: by number.
+    """
+    fitted = torch.arange(len(rollouts.domains)) % 2 == 0
+    learnt, held = rollouts.rows(fitted), rollouts.rows(~fitted)
+    size = rollouts.features.shape[2]
+    temperatures = fit_temperatures(
+        learnt.logits(head).flatten(0, 1), learnt.accepted.flatten(), learnt.num_left.flatten()
+    )
+    logits, happened = held.logits(head).flatten(0, 1), held.right().flatten(0, 1).float()
+    left = held.num_left.flatten()
+
+    def errors(values: Sequence[float]) -> list[float]:
+        survival = survivals(logits, values)
+        return [
+            round(float(calibration_error(survival[left > k, k], happened[left > k, k])), 5)
+            for k in range(size)
+        ]
+
+    judged = held.judged()
+    by_domain = {
+        name: round(mean_accepted(rollouts.rows(rollouts.domains == i)), 3)
+        for i, name in enumerate(domain_names)
+    }
+    return {
+        "num_fitted": int((learnt.num_left > 0).sum()),
+        "num_measured": int((left > 0).sum()),
+        "temperatures": [round(t, 5) for t in temperatures],
+        "ece_before": errors([1.0] * size),
+        "ece_after": errors(temperatures),
+        "auroc": round(auroc(held.logits(head)[judged], held.right()[judged]), 4),
+        "mean_accepted": round(mean_accepted(rollouts), 3),
+        "mean_accepted_by_domain": by_domain,
+    }

@@ -185,9 +185,13 @@ def markov_bias(parameters: Mapping[str, Tensor], arch: Architecture, rows: Tens
 def confidence_logits(parameters: Mapping[str, Tensor], arch: Architecture, head_hidden: Tensor,
                       rows: Tensor, numerics: Numerics) -> Tensor:  # fmt: skip
     """[...] fp32 logit of the confidence; hidden rows come before the final norm."""
-    name = f"mtp.{arch.num_nextn_predict_layers - 1}.confidence_head.proj.weight"
     inputs = torch.cat((head_hidden.float(), rows), dim=-1)
-    return Weights(parameters, numerics).linear_fp32(inputs, name).squeeze(-1)
+    return Weights(parameters, numerics).linear_fp32(inputs, confidence_name(arch)).squeeze(-1)
+
+
+def confidence_name(arch: Architecture) -> str:
+    """Name of the confidence head's weight [1, D + rank]."""
+    return f"mtp.{arch.num_nextn_predict_layers - 1}.confidence_head.proj.weight"
 
 
 class Drafts(NamedTuple):
@@ -197,11 +201,13 @@ class Drafts(NamedTuple):
         tokens: [B, A, G] int64.
         confidence_logits: [B, A, G] fp32.
         logits: [B, A, G, V] fp32, Markov bias included.
+        features: [B, A, G, D + rank] fp32, what the confidence head reads.
     """
 
     tokens: Tensor
     confidence_logits: Tensor
     logits: Tensor
+    features: Tensor
 
 
 @torch.no_grad()
@@ -219,16 +225,17 @@ def draft_greedily(
     """
     block = block_pass(parameters, arch, ids, taps, anchors, numerics)
     previous = ids.gather(1, anchors.positions)
-    tokens, confidences, biased = [], [], []
+    tokens, confidences, biased, features = [], [], [], []
     for slot in range(arch.dspark_block_size):
         rows = markov_rows(parameters, arch, previous, numerics)
         logits = block.base_logits[:, :, slot] + markov_bias(parameters, arch, rows, numerics)
         hidden = block.head_hidden[:, :, slot]
         confidences.append(confidence_logits(parameters, arch, hidden, rows, numerics))
+        features.append(torch.cat((hidden.float(), rows), dim=-1))
         previous = logits.argmax(-1)
         tokens.append(previous)
         biased.append(logits)
-    return Drafts(torch.stack(tokens, 2), torch.stack(confidences, 2), torch.stack(biased, 2))
+    return Drafts(*(torch.stack(each, 2) for each in (tokens, confidences, biased, features)))
 
 
 class DraftLoss(NamedTuple):

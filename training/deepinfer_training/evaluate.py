@@ -2,7 +2,7 @@
 
     python -m deepinfer_training.evaluate --data DATA --config CONFIG --run RUN
 
-Writes RUN/eval.json after every part, so that a run out of time keeps what it has, and
+Writes RUN/evaluation.json after every part, so that a run out of time keeps what it has, and
 RUN/expert_load.json.
 """
 
@@ -83,14 +83,14 @@ def main() -> int:
             model, tasks, count=args.count, controls=name == "normative", batch=args.batch
         )
         log.line(f"{name} tasks {part['tasks']} ({time.monotonic() - started:.1f} s)")
-        dump(results, args.run / "eval.json")
+        dump(results, args.run / "evaluation.json")
     model = Model(rounded, arch, planner, fake_quant.NORMATIVE, device)
     loads = expert_loads(model, source, count=min(8, args.count), length=1024)
     dump({"share_of_routed_tokens": loads}, args.run / "expert_load.json")
     results["samples"] = samples(model, source)
     for name, text in results["samples"].items():
         log.line(f"sample {name}: {text!r}")
-    dump(results, args.run / "eval.json")
+    dump(results, args.run / "evaluation.json")
     return 0
 
 

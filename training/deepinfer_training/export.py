@@ -1,7 +1,7 @@
 """Write a run's weights as a checkpoint in the release format, with what goes beside them.
 
     python -m deepinfer_training.export --run RUN --config training/configs/tiny-v41.json \\
-        --tokenizer DATA/tokenizer.json --documents training/documents --out checkpoints/tiny-v41
+        --tokenizer DATA/tokenizer.json --out checkpoints/tiny-v41
 
 Runs where the engine is installed; the training machine does not need it.
 """
@@ -146,13 +146,17 @@ def main() -> int:
     parser.add_argument("--run", type=Path, required=True, help="folder of the run")
     parser.add_argument("--config", type=Path, required=True, help="flat config.json")
     parser.add_argument("--tokenizer", type=Path, required=True, help="tokenizer.json")
-    parser.add_argument("--documents", type=Path, required=True, help="folder of card and notices")
+    parser.add_argument(
+        "--documents", type=Path, help="folder of card and notices (default: the target)"
+    )
     parser.add_argument("--out", type=Path, required=True, help="checkpoint folder to write")
     args = parser.parse_args()
     torch.set_grad_enabled(False)
     try:
         arch = Architecture.from_json(args.config)
-        export(args.run, arch, args.out, tokenizer=args.tokenizer, documents=args.documents)
+        export(
+            args.run, arch, args.out, tokenizer=args.tokenizer, documents=args.documents or args.out
+        )
     except (DeepInferError, OSError) as error:
         sys.stderr.write(f"export failed: {error}\n")
         return 2

@@ -1,9 +1,10 @@
-"""Train the drafter of a trained backbone, then calibrate its confidence.
+"""Train the drafter of a trained backbone.
 
     python -m deepinfer_training.train_drafter --data DATA --config CONFIG --run RUN --minutes 3.5
 
-Reads RUN/master-*.safetensors, writes RUN/drafter-*.safetensors, RUN/drafter_log.json and
-RUN/sts.json. The target is frozen and rounded as released.
+Reads RUN/master-*.safetensors, writes RUN/drafter-*.safetensors and RUN/drafter_log.json. The
+target is frozen and rounded as released. `--resume` goes on with the drafter that RUN holds. The
+confidence is calibrated afterwards, by `fit_confidence`.
 """
 
 from __future__ import annotations
@@ -11,7 +12,6 @@ from __future__ import annotations
 import argparse
 import sys
 import time
-from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from deepinfer.device.errors import DeepInferError
-from deepinfer_training import calibration, fake_quant
+from deepinfer_training import fake_quant
 from deepinfer_training.architecture import Architecture
 from deepinfer_training.drafter import Anchors, DraftLoss, draft_loss, initial_drafter
 from deepinfer_training.evaluation import Model
@@ -28,9 +28,8 @@ from deepinfer_training.parameters import Part, load_master, save_master
 from deepinfer_training.run_log import RunLog
 from deepinfer_training.sampler import continue_prompts
 from deepinfer_training.sequence_plan import Planner
-from deepinfer_training.sequences import DOMAINS, SequenceSource, Split
+from deepinfer_training.sequences import SequenceSource, Split
 from deepinfer_training.speed import Speed
-from deepinfer_training.tasks import dump
 from deepinfer_training.train import master_files, pick_device, read_token_map
 from deepinfer_training.weights import rounded_parameters
 
@@ -165,73 +164,6 @@ def train_drafter(trainer: DraftTrainer, minutes: float, log: RunLog, *, scale: 
     log.content |= {"steps": steps, "minutes": minutes}
 
 
-def calibrate(
-    target: Model,
-    parameters: Mapping[str, Tensor],
-    source: SequenceSource,
-    *,
-    prompts_per_domain: int,
-    prompt_length: int,
-    count: int,
-) -> dict[str, object]:
-    """Fit temperatures on greedy rollouts of one half of DEV prompts, measure on the other.
-
-    Args:
-        target: the frozen backbone.
-        parameters: of the drafter (rounded) and the target's embedding and head.
-        source: prompts of the DEV split.
-        prompts_per_domain: at least 2.
-        prompt_length: tokens.
-        count: tokens generated after each.
-
-    Returns:
-        The content of sts.json.
-    """
-    batches = [
-        source.batch(Split.DEV, 11, i * prompts_per_domain, prompts_per_domain, prompt_length, name)
-        for i, name in enumerate(DOMAINS)
-    ]
-    prompts = torch.from_numpy(np.concatenate([b.ids for b in batches]).astype(np.int64))
-    domains = torch.arange(len(DOMAINS)).repeat_interleave(prompts_per_domain)
-    generator = torch.Generator(target.device).manual_seed(5)
-    continued = continue_prompts(target, prompts, count, torch.zeros(len(prompts)), generator)
-    rollouts = calibration.draft_over(target, parameters, continued, prompt_length, domains)
-    logits, accepted = rollouts.confidence_logits, rollouts.accepted
-    fitted = torch.arange(len(prompts)) % 2 == 0
-    size = logits.shape[-1]
-    temperatures = calibration.fit_temperatures(
-        logits[fitted].flatten(0, 1), accepted[fitted].flatten()
-    )
-    held_logits, held = logits[~fitted].flatten(0, 1), accepted[~fitted].flatten()
-
-    def errors(values: list[float]) -> list[float]:
-        survival = calibration.survivals(held_logits, values)
-        return [
-            round(float(calibration.calibration_error(survival[:, k], (held > k).float())), 5)
-            for k in range(size)
-        ]
-
-    # A slot is judged where all before it were accepted: that is what it predicts.
-    reached = torch.stack([held >= k for k in range(size)], 1)
-    right = torch.stack([held > k for k in range(size)], 1)
-    by_domain = {
-        name: round(calibration.mean_accepted(accepted[domains == i]), 3)
-        for i, name in enumerate(DOMAINS)
-    }
-    return {
-        "method": "sequential temperature scaling, 41 values in [0.1, 10], 15-bin ECE",
-        "dataset": "greedy rollouts of DEV prompts, all domains in equal number",
-        "num_fitted": int(fitted.sum()) * accepted.shape[1],
-        "num_measured": int((~fitted).sum()) * accepted.shape[1],
-        "temperatures": [round(t, 5) for t in temperatures],
-        "ece_before": errors([1.0] * size),
-        "ece_after": errors(temperatures),
-        "auroc": round(calibration.auroc(held_logits[reached], right[reached]), 4),
-        "mean_accepted": round(calibration.mean_accepted(accepted), 3),
-        "mean_accepted_by_domain": by_domain,
-    }
-
-
 def main() -> int:
     """Train and calibrate from the command line; 0 on success, 2 for bad input."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
@@ -239,6 +171,7 @@ def main() -> int:
     parser.add_argument("--config", type=Path, required=True, help="flat config.json")
     parser.add_argument("--run", type=Path, required=True, help="folder of the backbone's run")
     parser.add_argument("--minutes", type=float, required=True, help="training time")
+    parser.add_argument("--resume", action="store_true", help="start from the run's drafter")
     parser.add_argument("--speed", type=Path, help="JSON file that benchmark wrote")
     parser.add_argument("--seed", type=int, default=2)
     parser.add_argument("--device", help="default: cuda if present, else cpu")
@@ -249,6 +182,11 @@ def main() -> int:
         arch = Architecture.from_json(args.config)
         source = SequenceSource(args.data, arch.pad_token_id)
         backbone = load_master(arch, Part.BACKBONE, master_files(args.run), device)
+        drafter = (
+            load_master(arch, Part.DRAFTER, master_files(args.run, DRAFTER_STEM), device)
+            if args.resume
+            else initial_drafter(backbone, arch, args.seed, device)
+        )
     except DeepInferError as error:
         sys.stderr.write(f"drafter training cannot start: {error}\n")
         return 2
@@ -256,23 +194,12 @@ def main() -> int:
     planner = Planner(arch, read_token_map(args.data), device)
     numerics = fake_quant.on_device(fake_quant.ANNEALING, device)
     target = Model(rounded_parameters(backbone), arch, planner, numerics, device)
-    trainer = DraftTrainer(target, initial_drafter(backbone, arch, args.seed, device), source,
-                           args.seed)  # fmt: skip
+    trainer = DraftTrainer(target, drafter, source, args.seed)
     log = RunLog(args.run / "drafter_log.json", {"seed": args.seed, "base_rate": _RATE})
     train_drafter(trainer, args.minutes, log, scale=args.scale)
     files = save_master(trainer.drafter, args.run, DRAFTER_STEM)
     log.save()
-    log.line(f"drafter in {len(files)} files; calibrating")
-    rounded = {**rounded_parameters(trainer.drafter), **{
-        name: target.parameters[name] for name in ("embed.weight", "head.weight")
-    }}  # fmt: skip
-    fitted = calibrate(
-        target, rounded, source,
-        prompts_per_domain=max(2, 48 // args.scale), prompt_length=128,
-        count=96 if args.scale == 1 else 24,
-    )  # fmt: skip
-    dump(fitted, args.run / "sts.json")
-    log.line(f"calibration {fitted}")
+    log.line(f"drafter in {len(files)} files")
     return 0
 
 
