@@ -43,8 +43,8 @@ everything() {  # minutes drafter_minutes [resume]
 more_drafter() {  # minutes
   # shellcheck disable=SC2086
   {
-    stage benchmark "$PYTHON" -m deepinfer_training.benchmark --data "$DATA" --config "$CONFIG" \
-      --out "$RUN_DIR/speed.json" $BENCH_ARGS
+    [ -e "$RUN_DIR/speed.json" ] || stage benchmark "$PYTHON" -m deepinfer_training.benchmark \
+      --data "$DATA" --config "$CONFIG" --out "$RUN_DIR/speed.json" $BENCH_ARGS
     stage drafter "$PYTHON" -m deepinfer_training.train_drafter --data "$DATA" --config "$CONFIG" \
       --run "$RUN_DIR" --minutes "$1" --resume --speed "$RUN_DIR/speed.json" $DRAFTER_ARGS
     echo "=== finished $(date +%H:%M:%S)"
@@ -64,6 +64,7 @@ case "${1:-}" in
     from=${3:?folder with master-*.safetensors and drafter-*.safetensors}
     rm -rf "$RUN_DIR"; mkdir -p "$RUN_DIR" "$OUT"
     cp "$from"/master-*.safetensors "$from"/drafter-*.safetensors "$RUN_DIR"/ || exit 2
+    cp "$from"/speed.json "$RUN_DIR"/ 2> /dev/null  # what the machine's benchmark has chosen
     export RUN_DIR DATA CONFIG PYTHON HERE DRAFTER_ARGS BENCH_ARGS
     setsid nohup bash "$HERE/run.sh" more_drafter "${2:?minutes}" < /dev/null > /dev/null 2>&1 &
     ;;

@@ -12,13 +12,14 @@ from __future__ import annotations
 import argparse
 import sys
 import time
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from deepinfer.device.errors import DeepInferError
+from deepinfer.device.errors import ConfigError, DeepInferError
 from deepinfer_training import fake_quant
 from deepinfer_training.architecture import Architecture
 from deepinfer_training.drafter import Anchors, DraftLoss, draft_loss, initial_drafter
@@ -38,8 +39,27 @@ _RATE = 2e-3
 _BIAS_RATE = 1e-3
 _CLIP_NORM = 1.0
 _WARMUP, _DECAY_START, _QUANTIZED_FROM = 0.03, 0.4, 0.7
-_OWN_EVERY = 4
 _REPORT_EVERY_S = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class DraftBatches:
+    """What the steps are made of.
+
+    Attributes:
+        own_every: every so many steps the batch is the target's own continuations.
+        anchors: blocks drafted in a sequence of training text.
+        scale: divides all batch sizes, for a small machine.
+    """
+
+    own_every: int = 4
+    anchors: int = 128
+    scale: int = 1
+
+    def __post_init__(self) -> None:
+        for name in ("own_every", "anchors", "scale"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"{name} is {getattr(self, name)}; expected a number from 1")
 
 
 class DraftTrainer:
@@ -131,27 +151,30 @@ class DraftTrainer:
             bias.add_(_BIAS_RATE * torch.sign(load.mean() - load))
 
 
-def train_drafter(trainer: DraftTrainer, minutes: float, log: RunLog, *, scale: int = 1) -> None:
+def train_drafter(
+    trainer: DraftTrainer, minutes: float, batches: DraftBatches, log: RunLog
+) -> None:
     """Train until the time is over.
 
     Args:
         trainer: what is trained.
         minutes: by the clock, the target's continuations included.
+        batches: sizes.
         log: receives progress.
-        scale: divides all batch sizes, for a small machine.
     """
-    started, limit_s = time.monotonic(), minutes * 60
+    started, limit_s, scale = time.monotonic(), minutes * 60, batches.scale
     trainer.write_own(1024 // scale, 96, 96)
     log.line(f"target continued {1024 // scale} prompts in {time.monotonic() - started:.1f} s")
     steps, reported = 0, time.monotonic()
     while (progress := (time.monotonic() - started) / limit_s) < 1.0:
-        if steps % _OWN_EVERY == 0:
+        if steps % batches.own_every == 0:
             ids, documents = trainer.own_batch(max(2, 128 // scale))
             loss = trainer.step(ids, documents, 16, 32, progress)
         else:
             length = 1024 if scale == 1 else 256
             ids, documents = trainer.natural(max(2, 32 // scale), length)
-            loss = trainer.step(ids, documents, 128 if scale == 1 else 16, 0, progress)
+            anchors = batches.anchors if scale == 1 else 16
+            loss = trainer.step(ids, documents, anchors, 0, progress)
         steps += 1
         if time.monotonic() - reported >= _REPORT_EVERY_S or steps == 1:
             reported = time.monotonic()
@@ -165,7 +188,7 @@ def train_drafter(trainer: DraftTrainer, minutes: float, log: RunLog, *, scale: 
 
 
 def main() -> int:
-    """Train and calibrate from the command line; 0 on success, 2 for bad input."""
+    """Train from the command line; 0 on success, 2 for bad input."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--data", type=Path, required=True, help="folder of prepared data")
     parser.add_argument("--config", type=Path, required=True, help="flat config.json")
@@ -175,10 +198,14 @@ def main() -> int:
     parser.add_argument("--speed", type=Path, help="JSON file that benchmark wrote")
     parser.add_argument("--seed", type=int, default=2)
     parser.add_argument("--device", help="default: cuda if present, else cpu")
+    parser.add_argument("--own-every", type=int, default=4, metavar="STEPS",
+                        help="steps between batches of the target's own text")  # fmt: skip
+    parser.add_argument("--anchors", type=int, default=128, help="blocks drafted in a sequence")
     parser.add_argument("--scale", type=int, default=1, help="divides all batch sizes")
     args = parser.parse_args()
     device = pick_device(args.device)
     try:
+        batches = DraftBatches(args.own_every, args.anchors, args.scale)
         arch = Architecture.from_json(args.config)
         source = SequenceSource(args.data, arch.pad_token_id)
         backbone = load_master(arch, Part.BACKBONE, master_files(args.run), device)
@@ -195,8 +222,11 @@ def main() -> int:
     numerics = fake_quant.on_device(fake_quant.ANNEALING, device)
     target = Model(rounded_parameters(backbone), arch, planner, numerics, device)
     trainer = DraftTrainer(target, drafter, source, args.seed)
-    log = RunLog(args.run / "drafter_log.json", {"seed": args.seed, "base_rate": _RATE})
-    train_drafter(trainer, args.minutes, log, scale=args.scale)
+    header = {
+        "seed": args.seed, "base_rate": _RATE, "resumed": args.resume, "batches": asdict(batches),
+    }  # fmt: skip
+    log = RunLog(args.run / "drafter_log.json", header)
+    train_drafter(trainer, args.minutes, batches, log)
     files = save_master(trainer.drafter, args.run, DRAFTER_STEM)
     log.save()
     log.line(f"drafter in {len(files)} files")
