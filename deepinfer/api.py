@@ -85,11 +85,13 @@ class LLM:
                 )
             except RequestError as error:
                 results[request_id] = _refused(request_id, prompt, error)
-                if on_finished is not None:
-                    on_finished(results[request_id])
         open_ids = set(ids) - results.keys()
         self._inboxes.update((request_id, deque()) for request_id in open_ids)
+        finished = on_finished or (lambda _: None)
         try:
+            # Here, so that a callback that raises leaves no request behind.
+            for refused in list(results.values()):
+                finished(refused)
             while open_ids:
                 self._step()
                 for request_id in list(open_ids):
@@ -98,8 +100,7 @@ class LLM:
                         results[request_id] = box[-1]
                         self._inboxes.pop(request_id)
                         open_ids.discard(request_id)
-                        if on_finished is not None:
-                            on_finished(results[request_id])
+                        finished(results[request_id])
                     box.clear()
         finally:
             for request_id in open_ids:

@@ -22,8 +22,8 @@ json, add, turns (something said turns ago), define. Answers are generated greed
 exact. Controls ask recall again with the indexer's selections replaced by none and by random
 ones, and define with Engram rows replaced by zeros: a task that stays right does not need them.
 
---quick takes {_QUICK_LIMIT} items of a group: about 2 minutes for the bundled checkpoint on 2 CPU
-cores; the whole evaluation takes about 20.
+With the reference backend on 2 CPU cores the bundled checkpoint takes about 10 minutes (790,000
+tokens), and --quick, which takes {_QUICK_LIMIT} items of a group, about 2.
 
 example:
   deepinfer eval --quick

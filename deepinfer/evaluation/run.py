@@ -28,8 +28,6 @@ TASK_CONTROLS: dict[str, tuple[Controls, ...]] = {
     ),
     "define": (Controls(engram=EngramRows.ZERO),),
 }
-# Shares near 0 or far from the model's own need fewer items.
-CONTROL_LIMIT = 32
 
 
 class EvaluationProgress:
@@ -88,8 +86,7 @@ def plan_jobs(
         config: names the checkpoint, whose tokenizer makes the prompts.
         tasks: names of `all_tasks`.
         limit: most items (windows of a text) of a group; None: all.
-        with_controls: also measure the tasks of `TASK_CONTROLS` with parts out of action, on at
-            most `CONTROL_LIMIT` items of a group.
+        with_controls: also measure the tasks of `TASK_CONTROLS` with parts out of action.
     Raises:
         ConfigError: a task is unknown or none is named, or the configuration already has a
             measuring control.
@@ -108,14 +105,12 @@ def plan_jobs(
     pairs = [(task, Controls()) for task in dict.fromkeys(tasks)]
     if with_controls:
         pairs += [(task, controls) for task, _ in pairs for controls in TASK_CONTROLS.get(task, ())]
-    jobs: list[Job] = []
-    for task, controls in pairs:
-        if task == BITS_PER_BYTE:
-            jobs.append(BitsPerByte(tokenizer, controls=controls, limit=limit))
-        else:
-            most = min(limit or CONTROL_LIMIT, CONTROL_LIMIT) if controls.marks else limit
-            jobs.append(Questions(task, tokenizer, controls=controls, limit=most))
-    return jobs
+    return [
+        BitsPerByte(tokenizer, controls=controls, limit=limit)
+        if task == BITS_PER_BYTE
+        else Questions(task, tokenizer, controls=controls, limit=limit)
+        for task, controls in pairs
+    ]
 
 
 def evaluate(

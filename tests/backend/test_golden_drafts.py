@@ -406,3 +406,13 @@ def test_checkpoint_without_drafter_is_refused_by_name(tmp_path: Path, backend_n
     with pytest.raises(ConfigError, match="no_drafter has no drafter"):
         load_model(checkpoint, backend, random_seed=1, with_drafter=True)
     backend.close()
+
+
+def test_random_weights_have_a_drafter_too(backend_name: str) -> None:
+    backend = load_backend(BackendConfig(backend_name, Numerics.EXACT))
+    checkpoint = GOLDEN / "tiny_a" / "checkpoint"
+    loaded = load_model(checkpoint, backend, max_positions=64, random_seed=3, with_drafter=None)
+    trace = trace_tokens(loaded, backend, [5, 6, 7])
+    backend.close()
+    assert loaded.marks == ("random_weights",)
+    assert trace["draft.logits"].isfinite().all()
