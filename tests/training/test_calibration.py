@@ -104,7 +104,9 @@ def test_the_fitted_head_foretells_acceptance_and_stays_where_nothing_is_learnt(
     start = torch.tensor([[0.0, 0.0, 0.0, 3.0]])
     head = fit_head(made, start)
     assert (head - wanted).abs().max() < 0.2
-    before, after = (calibration.measure(made, each, ("even", "odd")) for each in (start, head))
+    before, after = (
+        calibration.measure(made, made, each, ("even", "odd")) for each in (start, head)
+    )
     assert max(after["ece_after"]) < 0.03  # type: ignore[call-overload]
     assert after["auroc"] > before["auroc"]  # type: ignore[operator]
     # A feature that is always 0 keeps its weight.

@@ -28,8 +28,10 @@ BASELINE_BITS_PER_BYTE = {
 }  # fmt: skip
 _MOST_ABOVE_BASELINE, _FILES_NEEDED = 1.02, 8
 _RECALL = {"8": 0.95, "24": 0.95, "48": 0.95, "128": 0.95, "256": 0.90, "512": 0.90, "960": 0.85}
-_CONTROLS = ("selections=none", "selections=random")
-_SHARES = {("copy", "16"): 0.95, ("json", "exact"): 0.95, ("add", "2"): 0.85}
+# Nearer facts lie in the window, which controls leave alone.
+_CONTROLLED = ("48", "128", "256", "512", "960")
+_CONTROLS = ("selections_none", "selections_random")
+_SHARES = {("copy", "16"): 0.95, ("json", "object"): 0.95, ("add", "2digit"): 0.85}
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +89,7 @@ def backbone_lines(normative: Scores, exact: Scores) -> Iterator[Line]:
         share = normative.value("recall", distance)
         yield Line(f"recall at {distance} tokens", f">= {target:.0%}", share, share >= target)
     for control in _CONTROLS:
-        worst = max(normative.value("recall", d, control) for d in _RECALL)
+        worst = max(normative.value("recall", d, control) for d in _CONTROLLED)
         yield Line(f"recall, {control}, worst distance", "<= 5%", worst, worst <= 0.05)
     for (task, group), target in _SHARES.items():
         share = normative.value(task, group)

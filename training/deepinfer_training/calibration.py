@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import torch
 from torch import Tensor
@@ -36,6 +36,10 @@ class Rollouts:
             self.accepted[chosen], self.num_left[chosen], self.features[chosen],
             self.domains[chosen],
         )  # fmt: skip
+
+    def tensors(self) -> dict[str, Tensor]:
+        """The fields by name, for a file."""
+        return {field.name: getattr(self, field.name) for field in fields(self)}
 
     def judged(self) -> Tensor:
         """[B, P, G] bool: all drafts before a slot are accepted, and the answer goes on."""
@@ -115,17 +119,18 @@ def auroc(logits: Tensor, happened: Tensor) -> float:
     return won / (positive * negative)
 
 
-def measure(rollouts: Rollouts, head: Tensor, domain_names: Sequence[str]) -> dict[str, object]:
-    """Fit temperatures on every second answer, measure on the others: figures of sts.json.
+def measure(
+    learnt: Rollouts, held: Rollouts, head: Tensor, domain_names: Sequence[str]
+) -> dict[str, object]:
+    """Fit temperatures on some answers, measure on others: figures of sts.json.
 
     Args:
-        rollouts: answers to prompts of all domains in equal number.
+        learnt: answers that the temperatures are fitted to.
+        held: other answers, of all domains in equal number.
         head: [1, N] weight of the confidence head.
         domain_names: by number.
     """
-    fitted = torch.arange(len(rollouts.domains)) % 2 == 0
-    learnt, held = rollouts.rows(fitted), rollouts.rows(~fitted)
-    size = rollouts.features.shape[2]
+    size = held.features.shape[2]
     temperatures = fit_temperatures(
         learnt.logits(head).flatten(0, 1), learnt.accepted.flatten(), learnt.num_left.flatten()
     )
@@ -141,7 +146,7 @@ def measure(rollouts: Rollouts, head: Tensor, domain_names: Sequence[str]) -> di
 
     judged = held.judged()
     by_domain = {
-        name: round(mean_accepted(rollouts.rows(rollouts.domains == i)), 3)
+        name: round(mean_accepted(held.rows(held.domains == i)), 3)
         for i, name in enumerate(domain_names)
     }
     return {
@@ -151,6 +156,6 @@ def measure(rollouts: Rollouts, head: Tensor, domain_names: Sequence[str]) -> di
         "ece_before": errors([1.0] * size),
         "ece_after": errors(temperatures),
         "auroc": round(auroc(held.logits(head)[judged], held.right()[judged]), 4),
-        "mean_accepted": round(mean_accepted(rollouts), 3),
+        "mean_accepted": round(mean_accepted(held), 3),
         "mean_accepted_by_domain": by_domain,
     }

@@ -7,7 +7,8 @@ The drafter's training teaches the head the overlap of two distributions at temp
 that is mostly not the model's own. Here the engine writes greedy answers with the exported
 checkpoint, in normative numerics, and the head learns which drafts they accept: a logistic
 regression that starts at the trained head. Writes RUN/drafter-*.safetensors anew (the head is all
-that changes) and RUN/sts.json; export again afterwards. Needs the engine, no GPU.
+that changes) and RUN/sts.json; export again afterwards. The answers are kept in
+RUN/rollouts-*.safetensors, 220 MB each. Needs the engine, no GPU.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import time
 from pathlib import Path
 
 import torch
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 from torch.nn.functional import binary_cross_entropy_with_logits
 
@@ -37,7 +39,7 @@ from deepinfer_training.train import master_files, read_token_map
 from deepinfer_training.train_drafter import DRAFTER_STEM
 from deepinfer_training.weights import rounded_parameters
 
-_MEASURE_SEED, _FIT_SEED = 11, 13
+_PROMPT_SEED = 11
 # Pulls towards the trained head: a few thousand drafts must not turn 288 weights freely.
 _STAY_WEIGHT = 1e-3
 _STEPS = 60
@@ -112,19 +114,18 @@ class Fitter:
         return self.drafter[self._name].detach()
 
     def rollouts(
-        self, checkpoint: Path, split: Split, seed: int, per_domain: int, max_tokens: int
+        self, checkpoint: Path, split: Split, per_domain: int, max_tokens: int
     ) -> Rollouts:
         """Greedy answers and the drafts along them.
 
         Args:
             checkpoint: export of the same backbone.
             split: of the prompts.
-            seed: of the prompts.
             per_domain: prompts of each domain.
             max_tokens: length of an answer.
         """
         asked, domains = greedy.prompts(
-            self._source.generators, self._source.natural, split, seed, per_domain
+            self._source.generators, self._source.natural, split, _PROMPT_SEED, per_domain
         )
         answers = greedy.greedy_answers(checkpoint, asked, max_tokens, AnswerCount(len(asked)).add)
         shared = {name: self._target.parameters[name] for name in ("embed.weight", "head.weight")}
@@ -156,28 +157,34 @@ def main() -> int:
         arch = Architecture.from_json(args.config)
         source = SequenceSource(args.data, arch.pad_token_id)
         fitter = Fitter(arch, source, read_token_map(args.data), args.run)
-        say(f"answers to measure on: {args.per_domain} prompts of each domain")
-        held = fitter.rollouts(
-            args.checkpoint, Split.DEV, _MEASURE_SEED, args.per_domain, args.max_tokens
-        )
-        trained = calibration.measure(held, fitter.head, DOMAINS)
-        say(f"trained head: {trained}")
-        say("answers to learn from")
-        learnt = fitter.rollouts(
-            args.checkpoint, Split.TRAIN, _FIT_SEED, args.per_domain, args.max_tokens
-        )
+        found = {}
+        for split, what in ((Split.DEV, "measure on"), (Split.TRAIN, "learn from")):
+            kept = args.run / f"rollouts-{split.name.lower()}.safetensors"
+            if kept.is_file():
+                say(f"answers to {what}: those of {kept}; remove it after a change of the drafter")
+                found[split] = Rollouts(**load_file(kept))
+                continue
+            say(f"answers to {what}: {args.per_domain} prompts of each domain")
+            found[split] = fitter.rollouts(args.checkpoint, split, args.per_domain, args.max_tokens)
+            save_file(found[split].tensors(), kept)
     except DeepInferError as error:
         sys.stderr.write(f"fitting cannot go on: {error}\n")
         return 2
-    fitter.fit(learnt)
-    fitted = calibration.measure(held, fitter.head, DOMAINS)
+    held, learnt = found[Split.DEV], found[Split.TRAIN]
+    trained = calibration.measure(learnt, held, fitter.head, DOMAINS)
+    say(f"trained head: {trained}")
+    # The head learns from one half, the temperatures from the other: they correct what it has
+    # learnt by heart.
+    for_head = torch.arange(len(learnt.domains)) % 2 == 0
+    fitter.fit(learnt.rows(for_head))
+    fitted = calibration.measure(learnt.rows(~for_head), held, fitter.head, DOMAINS)
     say(f"fitted head: {fitted}")
     save_master(fitter.drafter, args.run, DRAFTER_STEM)
     content = {
         "method": "logistic regression of the head on greedy answers, then sequential temperature "
         "scaling: 41 values in [0.1, 10], 15-bin ECE",
-        "dataset": f"greedy answers, normative numerics, {args.per_domain} DEV prompts of each "
-        "domain: half for temperatures, half measured; as many TRAIN prompts for the head",
+        "dataset": f"greedy answers, normative numerics, {args.per_domain} prompts of each "
+        "domain: TRAIN prompts for head and temperatures, DEV prompts to measure",
         **fitted,
         "trained_head": {key: trained[key] for key in ("ece_before", "ece_after", "auroc")},
     }

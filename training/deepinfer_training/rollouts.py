@@ -30,7 +30,8 @@ def prompts(
 ) -> tuple[list[list[int]], Tensor]:
     """Prompts as a user would send them, and their domains [B] int64.
 
-    A span of natural text, the opening of a tale, or a document up to one of its answers.
+    A span of natural text, the opening of a tale, or a document up to one of its answers (its
+    first half, if nothing in it is asked).
     """
     found = []
     for number, domain in enumerate(DOMAINS):
