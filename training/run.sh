@@ -1,8 +1,9 @@
 #!/usr/bin/env bash
 # Train the tiny checkpoint from prepared data: ./run.sh STAGE. See README.md.
 #   start MINUTES DRAFTER_MINUTES [RESUME_FOLDER]   everything, detached; then poll
-#   drafter MINUTES FOLDER                           go on with the drafter of a run whose files lie
-#                                                    in FOLDER, detached; then poll
+#   drafter MINUTES FOLDER [CHECKPOINT]              go on with the drafter in FOLDER, detached; then
+#                                                    poll. The backbone: master files in FOLDER, or
+#                                                    that of a checkpoint
 #   poll SECONDS                                     wait, show the log's end, copy small files
 #   collect backbone|drafter                         copy the weights
 # Stages run in RUN_DIR (default /tmp/tiny-v41-run); poll and collect copy to OUT (default ./out).
@@ -61,9 +62,13 @@ case "${1:-}" in
     ;;
   everything) shift; everything "$@" ;;
   drafter)
-    from=${3:?folder with master-*.safetensors and drafter-*.safetensors}
+    from=${3:?folder with drafter-*.safetensors}
     rm -rf "$RUN_DIR"; mkdir -p "$RUN_DIR" "$OUT"
-    cp "$from"/master-*.safetensors "$from"/drafter-*.safetensors "$RUN_DIR"/ || exit 2
+    cp "$from"/drafter-*.safetensors "$RUN_DIR"/ || exit 2
+    for file in "${4:-$from}"/m*-*.safetensors; do  # master-* or a checkpoint's model-*
+      name=${file##*/}
+      cp "$file" "$RUN_DIR/master-${name#*-}" || exit 2
+    done
     cp "$from"/speed.json "$RUN_DIR"/ 2> /dev/null  # what the machine's benchmark has chosen
     export RUN_DIR DATA CONFIG PYTHON HERE DRAFTER_ARGS BENCH_ARGS
     setsid nohup bash "$HERE/run.sh" more_drafter "${2:?minutes}" < /dev/null > /dev/null 2>&1 &
@@ -83,5 +88,5 @@ case "${1:-}" in
     esac
     mkdir -p "$OUT"; cp "${files[@]}" "$OUT"/; ls -l "$OUT"
     ;;
-  *) sed -n '2,8p' "$0"; exit 2 ;;
+  *) sed -n '2,9p' "$0"; exit 2 ;;
 esac

@@ -26,6 +26,7 @@ from deepinfer_training.parameters import (
     save_master,
     storage_format,
 )
+from deepinfer_training.weights import rounded_parameters
 
 CONFIGS = Path(__file__).resolve().parents[2] / "training" / "configs"
 CPU = torch.device("cpu")
@@ -116,6 +117,15 @@ def test_an_older_master_of_the_same_stem_does_not_stay(tmp_path: Path) -> None:
     files = save_master(parameters, tmp_path, "drafter")
     assert sorted(tmp_path.iterdir()) == sorted(files)
     assert sum(len(load_file(file)) for file in files) == len(checkpoint_tensors(parameters))
+
+
+def test_the_bundled_checkpoint_is_where_its_rounding_comes_to_rest() -> None:
+    arch = Architecture.from_json(CONFIGS / "tiny-v41.json")
+    files = sorted((CONFIGS.parents[1] / "checkpoints" / "tiny-v41").glob("*.safetensors"))
+    for part in Part:
+        stored = load_master(arch, part, files, CPU)
+        for name, value in rounded_parameters(stored).items():
+            assert torch.equal(value, stored[name].detach()), name
 
 
 def test_architectures_state_every_field_and_no_other() -> None:

@@ -33,8 +33,11 @@ class Split(enum.Enum):
 
 
 def document_rng(split: Split, seed: int, index: int) -> random.Random:
-    """Random generator of one sequence; seed below 2^20, index below 2^40."""
-    if not (0 <= seed < 1 << 20 and 0 <= index < 1 << 40):
+    """Random generator of one sequence; seed from 1 to 2^20 - 1, index below 2^40.
+
+    Numbers below 2^40 are left to the tasks of `deepinfer eval`.
+    """
+    if not (1 <= seed < 1 << 20 and 0 <= index < 1 << 40):
         raise ValueError(f"seed {seed} or index {index} leaves its split's range")
     return random.Random((split.value << 60) + (seed << 40) + index)
 
