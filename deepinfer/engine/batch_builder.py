@@ -5,7 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
+from torch import Tensor
 
+from deepinfer.engine.remap import Remap, ResultRing
 from deepinfer.engine.sampling_batch import SamplingBatch, SamplingRow, build_sampling_batch
 from deepinfer.engine.step_state import SchedulerOutputs
 from deepinfer.model.config import V41Config
@@ -18,33 +20,34 @@ class BuiltStep:
 
     Attributes:
         batch: model inputs; logits rows are the sampling rows, then the prompt rows scored.
-        sampling: controls of the sampling rows.
         num_samples: sampling rows N.
+        remap: [R] int64 ring row of each sequence's latest result in flight, or NEWCOMER, whose
+            ids and lengths in `batch` are exact.
+        limits: [R] int64 most positions of each sequence that may ever be computed.
+        result_rows: [N] int64 ring row where each sampling row's result goes.
         prompt_targets: next prompt token of each scored prompt row.
         num_prompt_top: alternatives wanted for prompt rows.
     """
 
     batch: StepBatch
-    sampling: SamplingBatch
     num_samples: int
+    remap: Tensor
+    limits: Tensor
+    result_rows: Tensor
     prompt_targets: list[int]
     num_prompt_top: int
 
 
 def build_step(
-    scheduled: SchedulerOutputs,
-    config: V41Config,
-    *,
-    eos_token_ids: tuple[int, ...],
-    never_token_ids: tuple[int, ...],
+    scheduled: SchedulerOutputs, remap: Remap, ring: ResultRing, config: V41Config
 ) -> BuiltStep:
-    """Tensors for a non-empty step.
+    """Tensors for the forward of a non-empty step.
 
     Args:
         scheduled: what runs.
+        remap: from the steps in flight to it.
+        ring: where results stand on the device.
         config: the model.
-        eos_token_ids: removed while a row is short of min_tokens.
-        never_token_ids: ids no row may output.
     """
     history_len = max(config.engram_max_ngram_size - 1, 1)
     input_ids: list[int] = []
@@ -52,13 +55,14 @@ def build_step(
     sample_rows: list[int] = []
     prompt_rows: list[int] = []
     prompt_targets: list[int] = []
-    sampling: list[SamplingRow] = []
     num_prompt_top = 0
     for metadata in scheduled.sequences:
         sequence, start = metadata.sequence, metadata.context_len
         stop = start + metadata.query_len
         first_row = len(input_ids)
-        input_ids += sequence.token_ids[start:stop]
+        known = sequence.token_ids[start:stop]
+        # Any valid id does where the device knows better: for the token and its drafts.
+        input_ids += known + [0] * (metadata.query_len - len(known))
         before = sequence.token_ids[max(0, start - history_len) : start]
         history.append([-1] * (history_len - len(before)) + before)
         if metadata.scores_prompt:
@@ -69,19 +73,7 @@ def build_step(
             prompt_targets += [prompt[position + 1] for position in scored]
             num_prompt_top = max(num_prompt_top, sequence.request.params.prompt_logprobs or 0)
         if metadata.samples:
-            assert sequence.slot is not None  # a scheduled sequence is running
             sample_rows.append(len(input_ids) - 1)
-            sampling.append(
-                SamplingRow(
-                    params=sequence.request.params,
-                    seed=sequence.request.seed,
-                    sample_index=sequence.index,
-                    position=stop,
-                    num_output_tokens=stop - sequence.num_prompt_tokens,
-                    slot=sequence.slot,
-                    mask=None if sequence.constraint is None else sequence.constraint.mask(0),
-                )
-            )
     width = max(len(metadata.sequence.blocks) for metadata in scheduled.sequences)
     tables = [
         metadata.sequence.blocks + [-1] * (width - len(metadata.sequence.blocks))
@@ -99,10 +91,50 @@ def build_step(
         max_query_len=max(m.query_len for m in scheduled.sequences),
         max_key_len=max(m.context_len + m.query_len for m in scheduled.sequences),
     )
-    controls = build_sampling_batch(
-        sampling,
-        config.vocab_size,
-        eos_token_ids=eos_token_ids,
-        never_token_ids=never_token_ids,
+    return BuiltStep(
+        batch=batch,
+        num_samples=len(sample_rows),
+        remap=torch.tensor(remap.rows),
+        # The last token of a sequence is never fed, so its position is never computed.
+        limits=torch.tensor([m.sequence.max_len - 1 for m in scheduled.sequences]),
+        result_rows=torch.tensor(list(ring.result_rows(scheduled).values()), dtype=torch.int64),
+        prompt_targets=prompt_targets,
+        num_prompt_top=num_prompt_top,
     )
-    return BuiltStep(batch, controls, len(sampling), prompt_targets, num_prompt_top)
+
+
+def build_sampling(
+    scheduled: SchedulerOutputs,
+    config: V41Config,
+    *,
+    eos_token_ids: tuple[int, ...],
+    never_token_ids: tuple[int, ...],
+) -> SamplingBatch:
+    """Sampling controls of the rows that sample, from what is committed now.
+
+    Args:
+        scheduled: what runs.
+        config: the model.
+        eos_token_ids: removed while a row is short of min_tokens.
+        never_token_ids: ids no row may output.
+    """
+    rows: list[SamplingRow] = []
+    for metadata in scheduled.sequences:
+        if not metadata.samples:
+            continue
+        sequence = metadata.sequence
+        stop = metadata.context_len + metadata.query_len
+        rows.append(
+            SamplingRow(
+                params=sequence.request.params,
+                seed=sequence.request.seed,
+                sample_index=sequence.index,
+                position=stop,
+                num_output_tokens=stop - sequence.num_prompt_tokens,
+                slot=metadata.slot,
+                mask=None if sequence.constraint is None else sequence.constraint.mask(0),
+            )
+        )
+    return build_sampling_batch(
+        rows, config.vocab_size, eos_token_ids=eos_token_ids, never_token_ids=never_token_ids
+    )

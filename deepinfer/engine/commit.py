@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from deepinfer.device.runtime import StepKind
 from deepinfer.engine.outputs import FinishReason, TokenLogprob
 from deepinfer.engine.sequence import Sequence
 from deepinfer.engine.step_state import (
@@ -16,15 +17,9 @@ from deepinfer.engine.step_state import (
 
 @dataclass(frozen=True, slots=True)
 class StopRules:
-    """What ends any answer.
-
-    Attributes:
-        eos_token_ids: end tokens of the model.
-        max_model_len: longest sequence in tokens.
-    """
+    """What ends any answer: the end tokens of the model."""
 
     eos_token_ids: frozenset[int]
-    max_model_len: int
 
 
 def commit(state: WorkerStepState, output: SamplerOutput, rules: StopRules) -> list[Sequence]:
@@ -46,21 +41,29 @@ def commit(state: WorkerStepState, output: SamplerOutput, rules: StopRules) -> l
     for metadata in state.scheduled.sequences:
         sequence = metadata.sequence
         num_scored = _num_scored(metadata)
-        current = metadata.generation == sequence.generation and sequence.finish_reason is None
+        current = metadata.is_current and sequence.finish_reason is None
         if current:
             sequence.total_inflight_tokens -= metadata.query_len
-            sequence.num_cached_tokens += metadata.query_len
+            sequence.num_inflight_samples -= metadata.samples
+            sequence.num_cached_tokens += _num_kept(state.scheduled.kind, metadata, output, row)
             if num_scored and output.prompt_logprobs is not None:
                 _commit_prompt(metadata, output.prompt_logprobs, prompt_row, num_scored)
         prompt_row += num_scored
         if not metadata.samples:
             continue
         if current:
-            _commit_token(sequence, state.step, output, row, rules)
+            _commit_tokens(sequence, state.scheduled.step, output, row, rules)
             if sequence.finish_reason is not None:
                 ended.append(sequence)
         row += 1
     return ended
+
+
+def _num_kept(kind: StepKind, metadata: SequenceMetadata, output: SamplerOutput, row: int) -> int:
+    """Positions of the step whose KV stays: a whole chunk, or a token and its accepted drafts."""
+    if kind is not StepKind.DECODE:
+        return metadata.query_len
+    return 1 + int(output.num_accepted[row])
 
 
 def _num_scored(metadata: SequenceMetadata) -> int:
@@ -84,9 +87,10 @@ def _commit_prompt(
         entries.append(_entry(logprobs, first + offset, token_id, num_top))
 
 
-def _commit_token(
+def _commit_tokens(
     sequence: Sequence, step: int, output: SamplerOutput, row: int, rules: StopRules
 ) -> None:
+    """Take the accepted drafts and the token after them; what follows an end is dropped."""
     request = sequence.request
     request.changed = True
     if not bool(output.finite[row]):
@@ -97,14 +101,19 @@ def _commit_token(
             "are kept"
         )
         return
-    token_id = int(output.token_ids[row, 0])
-    sequence.token_ids.append(token_id)
-    if sequence.constraint is not None:
-        sequence.constraint.advance(token_id)
-    if sequence.logprobs is not None and output.logprobs is not None:
-        num_top = request.params.logprobs or 0
-        sequence.logprobs.append(_entry(output.logprobs, row, token_id, num_top))
-    _check_end(sequence, token_id, rules)
+    first_entry = row * output.token_ids.shape[1]
+    for offset in range(1 + int(output.num_accepted[row])):
+        token_id = int(output.token_ids[row, offset])
+        sequence.token_ids.append(token_id)
+        if sequence.constraint is not None:
+            sequence.constraint.advance(token_id)
+        if sequence.logprobs is not None and output.logprobs is not None:
+            num_top = request.params.logprobs or 0
+            entry = _entry(output.logprobs, first_entry + offset, token_id, num_top)
+            sequence.logprobs.append(entry)
+        _check_end(sequence, token_id, rules)
+        if sequence.finish_reason is not None:
+            return
 
 
 def _check_end(sequence: Sequence, token_id: int, rules: StopRules) -> None:
@@ -118,7 +127,7 @@ def _check_end(sequence: Sequence, token_id: int, rules: StopRules) -> None:
         sequence.finish_reason = FinishReason.STOP
     elif armed and token_id in params.stop_token_ids:
         sequence.finish_reason, sequence.stop_reason = FinishReason.STOP, token_id
-    elif count == params.max_tokens or len(sequence.token_ids) >= rules.max_model_len:
+    elif len(sequence.token_ids) >= sequence.max_len:
         sequence.finish_reason = FinishReason.LENGTH
 
 

@@ -22,17 +22,19 @@ from deepinfer.device.hookspecs import BackendConfig
 from deepinfer.device.numerics import Determinism
 from deepinfer.device.registry import load_backend
 from deepinfer.device.runtime import StepKind
-from deepinfer.engine.batch_builder import build_step
+from deepinfer.engine.batch_builder import build_sampling, build_step
 from deepinfer.engine.commit import StopRules, commit
-from deepinfer.engine.kv_sizing import num_kv_blocks
+from deepinfer.engine.kv_sizing import longest_sequence
 from deepinfer.engine.output_text import OutputText
 from deepinfer.engine.outputs import CompletionOutput, FinishReason, RequestOutput
+from deepinfer.engine.remap import Remap, ResultRing
+from deepinfer.engine.sampling_batch import SamplingBatch
 from deepinfer.engine.sampling_params import SamplingParams
 from deepinfer.engine.scheduler import Scheduler
 from deepinfer.engine.sequence import Request, Sequence
-from deepinfer.engine.step_state import WorkerStepState
-from deepinfer.engine.worker import StepModel, Worker
-from deepinfer.model.caches import CacheGeometry
+from deepinfer.engine.step_runner import StepRunner
+from deepinfer.engine.step_state import SchedulerOutputs, WorkerStepState
+from deepinfer.engine.worker import Worker
 from deepinfer.model.config import V41Config
 from deepinfer.model.loading import load_model
 from deepinfer.text.tokenizer import TextTokenizer
@@ -60,8 +62,7 @@ class LLMEngine:
     def __init__(
         self,
         config: EngineConfig,
-        backend: Backend,
-        model: StepModel,
+        runner: StepRunner,
         model_config: V41Config,
         tokenizer: TextTokenizer,
         *,
@@ -71,39 +72,28 @@ class LLMEngine:
 
         Args:
             config: resolved configuration.
-            backend: device layer.
-            model: backbone or a double of it.
+            runner: what steps are launched on; the engine closes it.
             model_config: the model's configuration.
             tokenizer: of the checkpoint.
             marks: attached to every result, for example `random_weights`.
         """
         self.config, self.tokenizer, self.model_config = config, tokenizer, model_config
-        limit = model_config.max_position_embeddings
-        self.max_model_len = min(config.max_model_len or limit, limit)
-        self._backend, self._marks = backend, marks
+        self.max_model_len = longest_sequence(config, model_config)
+        self._runner, self._marks = runner, marks
         scheduler = config.scheduler
-        num_blocks = num_kv_blocks(config, model_config, backend, self.max_model_len)
-        geometry = CacheGeometry.for_engine(
-            model_config,
-            block_size=config.cache.block_size,
-            num_blocks=num_blocks,
-            max_num_seqs=scheduler.max_num_seqs,
-            max_num_tokens=scheduler.max_num_tokens,
-            async_depth=scheduler.async_depth,
-        )
-        self._worker = Worker(backend, model, geometry, model_config.vocab_size)
         self._scheduler = Scheduler(
             block_size=config.cache.block_size,
-            num_blocks=num_blocks,
+            num_blocks=runner.num_blocks,
             max_num_seqs=scheduler.max_num_seqs,
             max_num_tokens=scheduler.max_num_tokens,
             max_chunk_tokens=scheduler.max_chunk_tokens,
-            on_release=self._worker.release,
+            on_release=runner.release,
         )
         eos = frozenset(tokenizer.eos_token_ids) or frozenset({model_config.eos_token_id})
-        self._rules = StopRules(eos, self.max_model_len)
+        self._rules = StopRules(eos)
         image = model_config.image_token_id
         self._never = () if image is None else (image,)
+        self._ring = ResultRing(scheduler.async_depth + 1, scheduler.max_num_seqs)
         self._requests: dict[str, Request] = {}
         self._inflight: deque[WorkerStepState] = deque()
         self._arrivals = itertools.count()
@@ -131,16 +121,15 @@ class LLMEngine:
                 random_seed=config.checkpoint.seed if random else None,
             )
             tokenizer = TextTokenizer.from_directory(directory)
-            return cls(
-                config, backend, loaded.backbone, loaded.config, tokenizer, marks=loaded.marks
-            )
+            worker = Worker.for_engine(config, backend, loaded.backbone, loaded.config)
+            return cls(config, worker, loaded.config, tokenizer, marks=loaded.marks)
         except BaseException:
             backend.close()
             raise
 
     def close(self) -> None:
         """Drain the device and end its threads."""
-        self._backend.close()
+        self._runner.close()
 
     def add_request(
         self,
@@ -186,6 +175,7 @@ class LLMEngine:
                 index,
                 list(token_ids),
                 OutputText(self.tokenizer, params),
+                max_len=self._longest(len(token_ids), params),
                 logprobs=None if params.logprobs is None else [],
             )
             for index in range(params.n)
@@ -193,6 +183,11 @@ class LLMEngine:
         self._requests[request_id] = request
         for sequence in request.sequences:
             self._scheduler.add(sequence)
+
+    def _longest(self, num_prompt_tokens: int, params: SamplingParams) -> int:
+        if params.max_tokens is None:
+            return self.max_model_len
+        return min(self.max_model_len, num_prompt_tokens + params.max_tokens)
 
     def _check_prompt(self, token_ids: list[int]) -> None:
         vocab_size, limit = self.model_config.vocab_size, self.max_model_len
@@ -260,16 +255,22 @@ class LLMEngine:
             for metadata in scheduled.sequences:
                 if metadata.context_len == 0:
                     self._admit_to_device(metadata.sequence)
-            built = build_step(
-                scheduled,
-                self.model_config,
-                eos_token_ids=tuple(sorted(self._rules.eos_token_ids)),
-                never_token_ids=self._never,
+            remap = Remap.between((), scheduled, self._ring)
+            built = build_step(scheduled, remap, self._ring, self.model_config)
+            self._inflight.append(
+                self._runner.launch(scheduled, built, lambda: self._build_sampling(scheduled))
             )
-            self._inflight.append(self._worker.launch(scheduled, built))
         while self._inflight:
             self._finish_step(self._inflight.popleft())
         return self._take_changed()
+
+    def _build_sampling(self, scheduled: SchedulerOutputs) -> SamplingBatch:
+        return build_sampling(
+            scheduled,
+            self.model_config,
+            eos_token_ids=tuple(sorted(self._rules.eos_token_ids)),
+            never_token_ids=self._never,
+        )
 
     def _admit_to_device(self, sequence: Sequence) -> None:
         params = sequence.request.params
@@ -280,12 +281,12 @@ class LLMEngine:
         )
         if penalised:
             assert sequence.slot is not None  # it has just been admitted
-            self._worker.start_penalties(
+            self._runner.start_penalties(
                 sequence.slot, sequence.request.prompt_token_ids, sequence.output_token_ids
             )
 
     def _finish_step(self, state: WorkerStepState) -> None:
-        output = self._worker.collect(state)
+        output = self._runner.collect(state)
         before = sum(m.sequence.num_output_tokens for m in state.scheduled.sequences)
         ended = commit(state, output, self._rules)
         after = sum(m.sequence.num_output_tokens for m in state.scheduled.sequences)

@@ -52,6 +52,7 @@ class Scheduler:
         self.waiting: list[Sequence] = []
         self.running: list[Sequence] = []
         self.num_preemptions = 0
+        self._num_steps = 0
         self._max_num_tokens = max_num_tokens
         self._max_chunk_tokens = max_chunk_tokens
         self._on_release = on_release
@@ -75,13 +76,22 @@ class Scheduler:
         """
         prefill = self._schedule_prefill()
         if prefill:
-            return SchedulerOutputs(StepKind.PREFILL, tuple(prefill)), []
+            return self._step(StepKind.PREFILL, prefill), []
         decode, starved = self._schedule_decode()
         # A preempted sequence may have outgrown the pool; left at the head it would block all.
         if self.waiting and self._blocks_to_admit(self.waiting[0]) > self.blocks.num_blocks:
             starved.append(self.waiting[0])
-        kind = StepKind.DECODE if decode else StepKind.EMPTY
-        return SchedulerOutputs(kind, tuple(decode)), starved
+        return self._step(StepKind.DECODE if decode else StepKind.EMPTY, decode), starved
+
+    def _step(self, kind: StepKind, chosen: list[SequenceMetadata]) -> SchedulerOutputs:
+        step = self._num_steps
+        if chosen:
+            self._num_steps += 1
+        for metadata in chosen:
+            metadata.sequence.last_step = step
+            metadata.sequence.total_inflight_tokens += metadata.query_len
+            metadata.sequence.num_inflight_samples += metadata.samples
+        return SchedulerOutputs(step, kind, tuple(chosen))
 
     def _schedule_prefill(self) -> list[SequenceMetadata]:
         chosen: list[SequenceMetadata] = []
@@ -131,9 +141,15 @@ class Scheduler:
             and request.prompt_logprobs is not None
             and len(request.prompt_logprobs) < len(request.prompt_token_ids)
         )
-        sequence.total_inflight_tokens += length
+        assert sequence.slot is not None  # a running sequence has one
         return SequenceMetadata(
-            sequence, sequence.generation, context, length, length == remaining, scores
+            sequence=sequence,
+            generation=sequence.generation,
+            slot=sequence.slot,
+            context_len=context,
+            query_len=length,
+            samples=length == remaining,
+            scores_prompt=scores,
         )
 
     def _schedule_decode(self) -> tuple[list[SequenceMetadata], list[Sequence]]:
@@ -149,10 +165,21 @@ class Scheduler:
                 continue
             if sequence.status is not SequenceStatus.RUNNING:
                 continue  # it preempted itself
-            context = sequence.num_launched_tokens
-            sequence.total_inflight_tokens += 1
-            chosen.append(SequenceMetadata(sequence, sequence.generation, context, 1, True, False))
+            chosen.append(self._decode_row(sequence))
         return chosen, starved
+
+    def _decode_row(self, sequence: Sequence) -> SequenceMetadata:
+        context = sequence.num_launched_tokens
+        assert sequence.slot is not None  # a running sequence has one
+        return SequenceMetadata(
+            sequence=sequence,
+            generation=sequence.generation,
+            slot=sequence.slot,
+            context_len=context,
+            query_len=1,
+            samples=True,
+            scores_prompt=False,
+        )
 
     def _grow(self, sequence: Sequence, chosen: list[SequenceMetadata]) -> bool:
         """Room for one more position; preempts from the end. False: it alone is too large."""
@@ -195,6 +222,7 @@ class Scheduler:
         slot, blocks = sequence.slot, sequence.blocks
         sequence.slot, sequence.blocks = None, []
         sequence.num_cached_tokens = sequence.total_inflight_tokens = 0
+        sequence.num_inflight_samples = 0
         self._on_release(slot, blocks)
         self.slots.release([slot])
         self.blocks.release(blocks)

@@ -11,7 +11,7 @@ from deepinfer.engine.sampling_params import SamplingParams
 from deepinfer.structured.constraint import Constraint
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Request:
     """What a user asked.
 
@@ -54,24 +54,28 @@ class SequenceStatus(enum.Enum):
     FINISHED = "finished"
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Sequence:
-    """One answer in the making.
+    """One answer in the making; compared and hashed by identity.
 
     Three numbers are kept and the rest follows from them: tokens known, tokens whose KV is
-    committed, tokens launched and not committed.
+    committed, tokens launched and not committed. With drafts the last one is an upper bound.
 
     Attributes:
         request: its request.
         index: which of the request's answers.
         token_ids: prompt and committed output.
         text: detokenisation and stop strings of the output.
+        max_len: most tokens it may reach, prompt included.
         constraint: structured output, or None.
         status: where it stands.
         num_cached_tokens: positions whose KV is committed.
         total_inflight_tokens: positions launched and not committed (ZO-3).
         prefill_target: positions to compute before it decodes; set at admission.
+        num_inflight_samples: steps launched and not committed that yield a token at least.
         generation: rises with every preemption; results of an older one are ignored (ZO-8).
+        last_step: the last step it was scheduled in, -1 for none; its memory is the device's
+            until then.
         blocks: KV blocks held.
         slot: persistent slot, or None.
         logprobs: one entry per output token, if asked for.
@@ -84,12 +88,15 @@ class Sequence:
     index: int
     token_ids: list[int]
     text: OutputText
+    max_len: int
     constraint: Constraint | None = None
     status: SequenceStatus = SequenceStatus.WAITING
     num_cached_tokens: int = 0
     total_inflight_tokens: int = 0
     prefill_target: int = 0
+    num_inflight_samples: int = 0
     generation: int = 0
+    last_step: int = -1
     blocks: list[int] = field(default_factory=list)
     slot: int | None = None
     logprobs: list[TokenLogprob] | None = None
@@ -111,7 +118,7 @@ class Sequence:
 
     @property
     def num_launched_tokens(self) -> int:
-        """Positions computed or being computed."""
+        """Positions computed or being computed, at most."""
         return self.num_cached_tokens + self.total_inflight_tokens
 
     @property

@@ -12,11 +12,14 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from deepinfer.config import EngineConfig
 from deepinfer.device.backend import Backend
 from deepinfer.device.ops import sampling
 from deepinfer.device.ops.sampling import LogitControls, Logprobs
 from deepinfer.engine.batch_builder import BuiltStep
+from deepinfer.engine.kv_sizing import num_kv_blocks
 from deepinfer.engine.sampling_batch import SamplingBatch
+from deepinfer.engine.step_runner import PreSamplerSync
 from deepinfer.engine.step_state import (
     HostLogprobs,
     SamplerOutput,
@@ -24,6 +27,7 @@ from deepinfer.engine.step_state import (
     WorkerStepState,
 )
 from deepinfer.model.caches import CacheGeometry, ModelCaches
+from deepinfer.model.config import V41Config
 from deepinfer.model.step_batch import StepBatch
 
 
@@ -54,11 +58,11 @@ class Worker:
         Raises:
             CapabilityError: the backend lacks a sampling op.
         """
+        self._backend = backend
         self._runtime = backend.runtime
         self._model, self._geometry, self._vocab_size = model, geometry, vocab_size
         self._caches = model.create_caches(geometry)
         self._penalties: _PenaltyState | None = None
-        self._step = 0
         ops = backend.ops
         self._apply_controls = ops[sampling.apply_controls]
         self._sample_tokens = ops[sampling.sample_tokens]
@@ -66,35 +70,54 @@ class Worker:
         self._finite_rows = ops[sampling.finite_rows]
         self._count_tokens = ops[sampling.count_tokens]
 
-    @property
-    def caches(self) -> ModelCaches:
-        """KV state of this rank."""
-        return self._caches
+    @classmethod
+    def for_engine(
+        cls, config: EngineConfig, backend: Backend, model: StepModel, model_config: V41Config
+    ) -> Worker:
+        """A worker with the caches that the configuration asks for."""
+        scheduler = config.scheduler
+        geometry = CacheGeometry.for_engine(
+            model_config,
+            block_size=config.cache.block_size,
+            num_blocks=num_kv_blocks(config, model_config, backend),
+            max_num_seqs=scheduler.max_num_seqs,
+            max_num_tokens=scheduler.max_num_tokens,
+            async_depth=scheduler.async_depth,
+        )
+        return cls(backend, model, geometry, model_config.vocab_size)
 
-    def launch(self, scheduled: SchedulerOutputs, built: BuiltStep) -> WorkerStepState:
+    @property
+    def num_blocks(self) -> int:
+        """KV blocks there are."""
+        return self._geometry.num_blocks
+
+    def launch(
+        self, scheduled: SchedulerOutputs, built: BuiltStep, pre_sampler_sync: PreSamplerSync
+    ) -> WorkerStepState:
         """Issue a step; returns before it is computed.
 
         Args:
             scheduled: what runs, kept in the state.
             built: host tensors; not changed by the caller until the step is collected.
+            pre_sampler_sync: called after the forward was issued; gives the sampling controls.
         """
         stream = self._runtime.compute_stream
-        output = self._allocate(built)
         held: list[Tensor] = []
 
         def forward() -> None:
             batch = _on_device(built.batch, self._runtime.device)
             held.append(self._model.forward(batch, self._caches))
 
-        def sample() -> None:
-            self._sample(held.pop(), built, output)
-
         stream.enqueue(forward)
         forwarded = stream.record_event()
+        sampling = pre_sampler_sync()
+        output = self._allocate(built, sampling)
+
+        def sample() -> None:
+            self._sample(held.pop(), built, sampling, output)
+
         stream.enqueue(sample)
-        state = WorkerStepState(self._step, scheduled, output, forwarded, stream.record_event())
-        self._step += 1
-        return state
+        return WorkerStepState(scheduled, output, forwarded, stream.record_event())
 
     def collect(self, state: WorkerStepState) -> SamplerOutput:
         """Wait for a step's results; raises what its work raised."""
@@ -134,7 +157,11 @@ class Worker:
 
         self._runtime.compute_stream.enqueue(poison)
 
-    def _allocate(self, built: BuiltStep) -> SamplerOutput:
+    def close(self) -> None:
+        """Drain the device and end its threads."""
+        self._backend.close()
+
+    def _allocate(self, built: BuiltStep, sampling: SamplingBatch) -> SamplerOutput:
         pinned = self._runtime.pinned
 
         def logprobs(count: int, num_top: int) -> HostLogprobs:
@@ -145,7 +172,7 @@ class Worker:
                 pinned((count, num_top), torch.float32),
             )
 
-        count, num_top = built.num_samples, built.sampling.num_top
+        count, num_top = built.num_samples, sampling.num_top
         scored = len(built.prompt_targets)
         return SamplerOutput(
             token_ids=pinned((count, 1), torch.int64),
@@ -155,7 +182,9 @@ class Worker:
             prompt_logprobs=logprobs(scored, built.num_prompt_top) if scored else None,
         )
 
-    def _sample(self, logits: Tensor, built: BuiltStep, output: SamplerOutput) -> None:
+    def _sample(
+        self, logits: Tensor, built: BuiltStep, sampling: SamplingBatch, output: SamplerOutput
+    ) -> None:
         device = self._runtime.device
         count = built.num_samples
         if output.prompt_logprobs is not None:
@@ -165,16 +194,16 @@ class Worker:
         if count == 0:
             return
         raw = logits[:count]
-        controls = built.sampling.to(device)
+        controls = sampling.to(device)
         processed = self._apply_controls(raw, self._controls(controls))
         tokens = self._sample_tokens(processed, controls.params, controls.work)
         output.token_ids[:, 0].copy_(tokens, non_blocking=True)
         usable = self._finite_rows(raw) & self._finite_rows(processed)
         output.finite.copy_(usable, non_blocking=True)
         if output.logprobs is not None:
-            chosen = self._token_logprobs(raw, tokens, built.sampling.num_top or 0)
+            chosen = self._token_logprobs(raw, tokens, sampling.num_top or 0)
             _copy_logprobs(chosen, output.logprobs)
-        if built.sampling.has_penalties and self._penalties is not None:
+        if sampling.has_penalties and self._penalties is not None:
             self._count_tokens(tokens, controls.integers[4], self._penalties.output_counts)
 
     def _controls(self, controls: SamplingBatch) -> LogitControls:

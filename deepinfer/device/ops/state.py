@@ -14,6 +14,9 @@ from deepinfer.device.comparison import Exact
 from deepinfer.device.op import op
 from deepinfer.device.runtime import StepKind
 
+NEWCOMER = -1
+"""Mark of a sequence that goes on from the host's numbers, not from a result in flight."""
+
 
 class RowLayout(NamedTuple):
     """Which request and position each row has.

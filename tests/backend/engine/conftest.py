@@ -16,6 +16,7 @@ from deepinfer.device.registry import load_backend
 from deepinfer.engine.llm_engine import LLMEngine
 from deepinfer.engine.outputs import RequestOutput
 from deepinfer.engine.sampling_params import SamplingParams
+from deepinfer.engine.worker import Worker
 from deepinfer.model.caches import CacheGeometry, ModelCaches
 from deepinfer.model.config import V41Config
 from deepinfer.model.step_batch import StepBatch
@@ -126,7 +127,8 @@ def make_scripted() -> Iterator[Callable[..., LLMEngine]]:
         model_config = V41Config.from_json(directory)
         model = ScriptedModel(model_config, backend, script)
         tokenizer = TextTokenizer.from_directory(directory)
-        made.append(LLMEngine(config, backend, model, model_config, tokenizer))
+        worker = Worker.for_engine(config, backend, model, model_config)
+        made.append(LLMEngine(config, worker, model_config, tokenizer))
         return made[-1]
 
     yield make

@@ -46,7 +46,7 @@ def make_sequence(arrival: int, num_tokens: int, priority: int = 0) -> Sequence:
         arrival=arrival,
         deadline_s=None,
     )
-    request.sequences = [Sequence(request, 0, list(tokens), NO_TEXT)]
+    request.sequences = [Sequence(request, 0, list(tokens), NO_TEXT, max_len=10_000)]
     return request.sequences[0]
 
 
