@@ -32,6 +32,8 @@ from deepinfer.device.ops import (
 )
 from deepinfer.device.ops.mhc import MhcMix
 from deepinfer.device.ops.moe import Routing
+from deepinfer.device.ops.state import NEWCOMER, StepResults
+from deepinfer.device.runtime import StepKind
 from deepinfer_conformance.cases import op_cases
 from deepinfer_conformance.run import run_case
 from deepinfer_reference.backend import ReferenceBackend
@@ -124,6 +126,10 @@ def _next_expert(routing: Routing) -> Routing:
     return routing._replace(ids=(routing.ids + 1) % 6)
 
 
+def _none_accepted(results: StepResults) -> StepResults:
+    return results._replace(num_accepted=torch.zeros_like(results.num_accepted))
+
+
 def _unnormed_ratio(spec: OpSpec[..., Any]) -> Mutant:
     return _with(spec, "eps-wrong", eps=lambda eps: eps + 1e-3)
 
@@ -181,6 +187,11 @@ MUTANTS: tuple[Mutant, ...] = (
     _after(quant.quantize_q4_ue8m0, "nibbles-swapped", _swap_nibbles),
     _after(quant.quantize_q4_e4m3, "nibbles-swapped", _swap_nibbles),
     _with(quant.quantize_a8, "input-rounded-up", x=lambda x: x * 1.01),
+    _with(state.correct_inputs, "remap-skipped", remap=lambda r: torch.full_like(r, NEWCOMER)),
+    _with(state.correct_inputs, "accepted-ignored", results=_none_accepted),
+    _with(state.correct_inputs, "limits-ignored", limits=lambda x: x + 100),
+    _with(state.next_inputs, "accepted-ignored", num_accepted=torch.zeros_like),
+    _with(state.next_inputs, "as-prefill", kind=lambda kind: StepKind.PREFILL),
     _with(state.row_layout, "context-stale", context_lens=lambda c: (c - 1).clamp_min(0)),
     _with(state.window_plan, "floors-ignored", floors=torch.zeros_like),
     _with(state.window_plan, "slots-ignored", seq_slots=lambda s: torch.arange(len(s))),
