@@ -7,9 +7,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from deepinfer.engine.commit import StopRules
 from deepinfer.engine.remap import Remap, ResultRing
 from deepinfer.engine.sampling_batch import SamplingBatch, SamplingRow, build_sampling_batch
-from deepinfer.engine.step_state import SchedulerOutputs
+from deepinfer.engine.step_state import SchedulerOutputs, SequenceMetadata
 from deepinfer.model.config import V41Config
 from deepinfer.model.step_batch import StepBatch
 
@@ -25,6 +26,7 @@ class BuiltStep:
             ids and lengths in `batch` are exact.
         limits: [R] int64 most positions of each sequence that may ever be computed.
         result_rows: [N] int64 ring row where each sampling row's result goes.
+        result_seqs: [N] int64 request of each sampling row.
         prompt_targets: next prompt token of each scored prompt row.
         num_prompt_top: alternatives wanted for prompt rows.
     """
@@ -34,6 +36,7 @@ class BuiltStep:
     remap: Tensor
     limits: Tensor
     result_rows: Tensor
+    result_seqs: Tensor
     prompt_targets: list[int]
     num_prompt_top: int
 
@@ -49,7 +52,7 @@ def build_step(
         ring: where results stand on the device.
         config: the model.
     """
-    history_len = max(config.engram_max_ngram_size - 1, 1)
+    history_len = config.history_len
     input_ids: list[int] = []
     history: list[list[int]] = []
     sample_rows: list[int] = []
@@ -98,25 +101,24 @@ def build_step(
         # The last token of a sequence is never fed, so its position is never computed.
         limits=torch.tensor([m.sequence.max_len - 1 for m in scheduled.sequences]),
         result_rows=torch.tensor(list(ring.result_rows(scheduled).values()), dtype=torch.int64),
+        result_seqs=torch.tensor(
+            [index for index, m in enumerate(scheduled.sequences) if m.samples], dtype=torch.int64
+        ),
         prompt_targets=prompt_targets,
         num_prompt_top=num_prompt_top,
     )
 
 
 def build_sampling(
-    scheduled: SchedulerOutputs,
-    config: V41Config,
-    *,
-    eos_token_ids: tuple[int, ...],
-    never_token_ids: tuple[int, ...],
+    scheduled: SchedulerOutputs, config: V41Config, rules: StopRules
 ) -> SamplingBatch:
     """Sampling controls of the rows that sample, from what is committed now.
 
     Args:
         scheduled: what runs.
         config: the model.
-        eos_token_ids: removed while a row is short of min_tokens.
-        never_token_ids: ids no row may output.
+        rules: ids that end an answer, removed while a row is short of min_tokens, and ids that
+            are always removed.
     """
     rows: list[SamplingRow] = []
     for metadata in scheduled.sequences:
@@ -132,9 +134,18 @@ def build_sampling(
                 position=stop,
                 num_output_tokens=stop - sequence.num_prompt_tokens,
                 slot=metadata.slot,
-                mask=None if sequence.constraint is None else sequence.constraint.mask(0),
+                mask=_mask(metadata),
             )
         )
     return build_sampling_batch(
-        rows, config.vocab_size, eos_token_ids=eos_token_ids, never_token_ids=never_token_ids
+        rows,
+        config.vocab_size,
+        eos_token_ids=sorted(rules.eos_token_ids),
+        never_token_ids=rules.never_token_ids,
     )
+
+
+def _mask(metadata: SequenceMetadata) -> Tensor | None:
+    """Tokens that a constraint allows; none for a sequence that ended or moved on meanwhile."""
+    constraint = metadata.sequence.constraint
+    return constraint.mask(0) if constraint is not None and metadata.is_current else None

@@ -17,12 +17,26 @@ from deepinfer.engine.step_state import (
 
 @dataclass(frozen=True, slots=True)
 class StopRules:
-    """What ends any answer: the end tokens of the model."""
+    """Tokens that mean something to every request of a model.
+
+    Attributes:
+        eos_token_ids: end an answer.
+        never_token_ids: no row may output them, such as placeholders of other inputs.
+    """
 
     eos_token_ids: frozenset[int]
+    never_token_ids: tuple[int, ...] = ()
 
 
-def commit(state: WorkerStepState, output: SamplerOutput, rules: StopRules) -> list[Sequence]:
+@dataclass(frozen=True, slots=True)
+class Committed:
+    """What a commit did: the sequences that ended, reason set, and how many tokens came."""
+
+    ended: list[Sequence]
+    num_tokens: int
+
+
+def commit(state: WorkerStepState, output: SamplerOutput, rules: StopRules) -> Committed:
     """Apply a step's results to its sequences.
 
     Results of a sequence whose generation has changed since (preempted, ended) change nothing.
@@ -32,12 +46,10 @@ def commit(state: WorkerStepState, output: SamplerOutput, rules: StopRules) -> l
         output: its collected results.
         rules: what ends an answer.
 
-    Returns:
-        The sequences that ended by it, with their finish reason set.
     Source: ZO-8.
     """
     ended: list[Sequence] = []
-    row = prompt_row = 0
+    row = prompt_row = num_tokens = 0
     for metadata in state.scheduled.sequences:
         sequence = metadata.sequence
         num_scored = _num_scored(metadata)
@@ -52,11 +64,13 @@ def commit(state: WorkerStepState, output: SamplerOutput, rules: StopRules) -> l
         if not metadata.samples:
             continue
         if current:
+            num_before = len(sequence.token_ids)
             _commit_tokens(sequence, state.scheduled.step, output, row, rules)
+            num_tokens += len(sequence.token_ids) - num_before
             if sequence.finish_reason is not None:
                 ended.append(sequence)
         row += 1
-    return ended
+    return Committed(ended, num_tokens)
 
 
 def _num_kept(kind: StepKind, metadata: SequenceMetadata, output: SamplerOutput, row: int) -> int:
@@ -82,6 +96,8 @@ def _commit_prompt(
     assert entries is not None  # scores_prompt implies it
     for offset in range(count):
         position = metadata.context_len + offset + 1
+        if position < len(entries):
+            continue  # committed before a preemption, and computed once more
         token_id = request.prompt_token_ids[position]
         num_top = request.params.prompt_logprobs or 0
         entries.append(_entry(logprobs, first + offset, token_id, num_top))

@@ -1,8 +1,7 @@
 """The engine: requests in, results out, one step at a time.
 
-A step is schedule -> launch -> collect -> commit. In this version a step is collected as soon
-as it is launched; the states in flight stand in a queue already, so that collecting later
-changes `step` and nothing else.
+What a request is, when it may come in and what its result says is decided here; how steps run is
+the pipeline's matter (`pipeline.py`).
 """
 
 from __future__ import annotations
@@ -11,7 +10,6 @@ import itertools
 import logging
 import secrets
 import time
-from collections import deque
 from dataclasses import dataclass
 
 from deepinfer.cache.block_pool import blocks_for
@@ -21,19 +19,15 @@ from deepinfer.device.errors import CapabilityError, RequestError
 from deepinfer.device.hookspecs import BackendConfig
 from deepinfer.device.numerics import Determinism
 from deepinfer.device.registry import load_backend
-from deepinfer.device.runtime import StepKind
-from deepinfer.engine.batch_builder import build_sampling, build_step
-from deepinfer.engine.commit import StopRules, commit
+from deepinfer.engine.commit import StopRules
 from deepinfer.engine.kv_sizing import longest_sequence
 from deepinfer.engine.output_text import OutputText
 from deepinfer.engine.outputs import CompletionOutput, FinishReason, RequestOutput
-from deepinfer.engine.remap import Remap, ResultRing
-from deepinfer.engine.sampling_batch import SamplingBatch
+from deepinfer.engine.pipeline import PipelineEvents, StepPipeline
 from deepinfer.engine.sampling_params import SamplingParams
 from deepinfer.engine.scheduler import Scheduler
 from deepinfer.engine.sequence import Request, Sequence
 from deepinfer.engine.step_runner import StepRunner
-from deepinfer.engine.step_state import SchedulerOutputs, WorkerStepState
 from deepinfer.engine.worker import Worker
 from deepinfer.model.config import V41Config
 from deepinfer.model.loading import load_model
@@ -87,17 +81,23 @@ class LLMEngine:
             max_num_seqs=scheduler.max_num_seqs,
             max_num_tokens=scheduler.max_num_tokens,
             max_chunk_tokens=scheduler.max_chunk_tokens,
+            max_drafts=runner.max_drafts,
             on_release=runner.release,
         )
         eos = frozenset(tokenizer.eos_token_ids) or frozenset({model_config.eos_token_id})
-        self._rules = StopRules(eos)
         image = model_config.image_token_id
         self._never = () if image is None else (image,)
-        self._ring = ResultRing(scheduler.async_depth + 1, scheduler.max_num_seqs)
+        self._pipeline = StepPipeline(
+            runner,
+            self._scheduler,
+            model_config,
+            StopRules(eos, self._never),
+            PipelineEvents(on_end=self._end_by_tokens, on_starved=self._starve),
+            async_depth=scheduler.async_depth,
+        )
         self._requests: dict[str, Request] = {}
-        self._inflight: deque[WorkerStepState] = deque()
         self._arrivals = itertools.count()
-        self._generated_tokens = self._num_steps = self._num_non_finite = 0
+        self._num_non_finite = 0
 
     @classmethod
     def from_config(cls, config: EngineConfig) -> LLMEngine:
@@ -218,10 +218,15 @@ class LLMEngine:
             )
 
     def abort(self, request_id: str) -> None:
-        """End a request with what it has; unknown or ended ids are ignored."""
+        """End a request with what it has; unknown or ended ids are ignored.
+
+        Waits for the device only when nobody else is left: then it is idle afterwards.
+        """
         request = self._requests.get(request_id)
         if request is not None:
             self._end_open(request, FinishReason.ABORT)
+            if not self._scheduler.has_work:
+                self._pipeline.flush()
 
     def has_unfinished(self) -> bool:
         """Whether any request is open, or has news to hand out."""
@@ -239,62 +244,25 @@ class LLMEngine:
             num_waiting=len(scheduler.waiting),
             kv_used_blocks=scheduler.blocks.num_used,
             kv_total_blocks=scheduler.blocks.num_blocks,
-            generated_tokens=self._generated_tokens,
-            num_steps=self._num_steps,
+            generated_tokens=self._pipeline.num_generated_tokens,
+            num_steps=self._pipeline.num_steps,
             num_preemptions=scheduler.num_preemptions,
             num_non_finite=self._num_non_finite,
         )
 
     def step(self) -> list[RequestOutput]:
-        """Run one step and return the requests that changed, ended ones for the last time."""
+        """Launch a step and finish an older one.
+
+        Returns:
+            The requests that changed; those that ended, for the last time.
+        """
         self._end_overdue()
-        scheduled, starved = self._scheduler.schedule()
-        for sequence in starved:
-            self._starve(sequence)
-        if scheduled.kind is not StepKind.EMPTY:
-            for metadata in scheduled.sequences:
-                if metadata.context_len == 0:
-                    self._admit_to_device(metadata.sequence)
-            remap = Remap.between((), scheduled, self._ring)
-            built = build_step(scheduled, remap, self._ring, self.model_config)
-            self._inflight.append(
-                self._runner.launch(scheduled, built, lambda: self._build_sampling(scheduled))
-            )
-        while self._inflight:
-            self._finish_step(self._inflight.popleft())
+        self._pipeline.advance()
         return self._take_changed()
 
-    def _build_sampling(self, scheduled: SchedulerOutputs) -> SamplingBatch:
-        return build_sampling(
-            scheduled,
-            self.model_config,
-            eos_token_ids=tuple(sorted(self._rules.eos_token_ids)),
-            never_token_ids=self._never,
-        )
-
-    def _admit_to_device(self, sequence: Sequence) -> None:
-        params = sequence.request.params
-        penalised = (
-            params.repetition_penalty != 1.0
-            or params.presence_penalty != 0.0
-            or params.frequency_penalty != 0.0
-        )
-        if penalised:
-            assert sequence.slot is not None  # it has just been admitted
-            self._runner.start_penalties(
-                sequence.slot, sequence.request.prompt_token_ids, sequence.output_token_ids
-            )
-
-    def _finish_step(self, state: WorkerStepState) -> None:
-        output = self._runner.collect(state)
-        before = sum(m.sequence.num_output_tokens for m in state.scheduled.sequences)
-        ended = commit(state, output, self._rules)
-        after = sum(m.sequence.num_output_tokens for m in state.scheduled.sequences)
-        self._generated_tokens += after - before
-        self._num_steps += 1
-        for sequence in ended:
-            self._num_non_finite += sequence.finish_reason is FinishReason.ERROR
-            self._end(sequence)
+    def _end_by_tokens(self, sequence: Sequence) -> None:
+        self._num_non_finite += sequence.finish_reason is FinishReason.ERROR
+        self._end(sequence)
 
     def _end(self, sequence: Sequence) -> None:
         sequence.text.finish()

@@ -73,7 +73,7 @@ class NullStepRunner:
                 "set a number of blocks"
             )
         self._runtime, self._script = runtime, script
-        self._num_blocks, self._max_drafts = config.cache.num_blocks, max_drafts
+        self._num_blocks, self.max_drafts = config.cache.num_blocks, max_drafts
         self._memory = NullMemory(config.cache.block_size) if checks_memory else None
         self._results: dict[int, _Result] = {}
 
@@ -122,10 +122,10 @@ class NullStepRunner:
         self._runtime.close()
 
     def _allocate(self, count: int) -> SamplerOutput:
-        width = 1 + self._max_drafts
+        width = 1 + self.max_drafts
         return SamplerOutput(
             token_ids=torch.full((count, width), _REFUSED_DRAFT, dtype=torch.int64),
-            num_accepted=torch.full((count,), self._max_drafts, dtype=torch.int64),
+            num_accepted=torch.full((count,), self.max_drafts, dtype=torch.int64),
             finite=torch.ones(count, dtype=torch.bool),
             logprobs=None,
             prompt_logprobs=None,

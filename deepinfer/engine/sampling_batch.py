@@ -117,21 +117,13 @@ _PLAIN_REALS = (0.0, 1.0, 0.0, 1.0, 0.0, 0.0)
 _PLAIN_INTEGERS = (0, 0, 0, 0, -1)
 
 
-def _has_penalties(params: SamplingParams) -> bool:
-    return (
-        params.repetition_penalty != 1.0
-        or params.presence_penalty != 0.0
-        or params.frequency_penalty != 0.0
-    )
-
-
 def _row_numbers(
     row: SamplingRow, vocab_size: int
 ) -> tuple[tuple[float, ...], tuple[int, ...], SampleWork]:
     """The row's columns of `reals` and `integers`, and the work it needs."""
     params = row.params
     penalties, slot = _PLAIN_REALS[3:], -1
-    if _has_penalties(params):
+    if params.has_penalties:
         penalties = (
             params.repetition_penalty,
             params.presence_penalty,

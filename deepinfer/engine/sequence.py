@@ -122,6 +122,16 @@ class Sequence:
         return self.num_cached_tokens + self.total_inflight_tokens
 
     @property
+    def least_len(self) -> int:
+        """Tokens it will have, at least, when everything in flight is committed."""
+        return len(self.token_ids) + self.num_inflight_samples
+
+    @property
+    def ends_in_flight(self) -> bool:
+        """Whether what is in flight makes it as long as it may get, so nothing may follow."""
+        return self.least_len >= self.max_len
+
+    @property
     def needs_prefill(self) -> bool:
         return self.num_launched_tokens < self.prefill_target
 

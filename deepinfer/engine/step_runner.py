@@ -22,6 +22,11 @@ class StepRunner(Protocol):
         """KV blocks there are."""
         ...
 
+    @property
+    def max_drafts(self) -> int:
+        """Drafts it can verify with each token in a decode step."""
+        ...
+
     def launch(
         self, scheduled: SchedulerOutputs, built: BuiltStep, pre_sampler_sync: PreSamplerSync
     ) -> WorkerStepState:

@@ -1,7 +1,9 @@
 """One device's worker: launches steps on the compute stream and hands back their state.
 
 Everything a launch issues goes through `Stream.enqueue`; the host waits only for the `sampled`
-event of a step, when it collects it.
+event of a step, when it collects it. A decode step may be launched before the host knows the
+results it goes on from: they stay on the device in a ring (`remap.py`), and the step's inputs are
+corrected from it before the forward (ZO-5).
 """
 
 from __future__ import annotations
@@ -14,10 +16,13 @@ from torch import Tensor
 
 from deepinfer.config import EngineConfig
 from deepinfer.device.backend import Backend
-from deepinfer.device.ops import sampling
+from deepinfer.device.ops import sampling, state
 from deepinfer.device.ops.sampling import LogitControls, Logprobs
+from deepinfer.device.ops.state import StepInputs, StepResults
+from deepinfer.device.runtime import StepKind
 from deepinfer.engine.batch_builder import BuiltStep
 from deepinfer.engine.kv_sizing import num_kv_blocks
+from deepinfer.engine.remap import ResultRing
 from deepinfer.engine.sampling_batch import SamplingBatch
 from deepinfer.engine.step_runner import PreSamplerSync
 from deepinfer.engine.step_state import (
@@ -50,25 +55,43 @@ class _PenaltyState:
 class Worker:
     """Model, caches and sampler of one rank."""
 
-    def __init__(
-        self, backend: Backend, model: StepModel, geometry: CacheGeometry, vocab_size: int
-    ) -> None:
-        """Allocate the caches and bind the sampling ops.
+    max_drafts = 0
 
+    def __init__(
+        self,
+        backend: Backend,
+        model: StepModel,
+        geometry: CacheGeometry,
+        config: V41Config,
+        *,
+        async_depth: int,
+    ) -> None:
+        """Allocate caches and results, bind the sampling ops.
+
+        Args:
+            backend: device layer.
+            model: backbone or a double of it.
+            geometry: of the caches.
+            config: of the model.
+            async_depth: steps whose results may be in flight beside the newest one's.
         Raises:
-            CapabilityError: the backend lacks a sampling op.
+            CapabilityError: the backend lacks an op of sampling or step correction.
         """
         self._backend = backend
         self._runtime = backend.runtime
-        self._model, self._geometry, self._vocab_size = model, geometry, vocab_size
+        self._model, self._geometry, self._vocab_size = model, geometry, config.vocab_size
         self._caches = model.create_caches(geometry)
         self._penalties: _PenaltyState | None = None
+        ring = ResultRing(async_depth + 1, geometry.max_num_seqs)
+        self._results = self._create_results(ring.num_rows, config.history_len)
         ops = backend.ops
         self._apply_controls = ops[sampling.apply_controls]
         self._sample_tokens = ops[sampling.sample_tokens]
         self._token_logprobs = ops[sampling.token_logprobs]
         self._finite_rows = ops[sampling.finite_rows]
         self._count_tokens = ops[sampling.count_tokens]
+        self._correct_inputs = ops[state.correct_inputs]
+        self._next_inputs = ops[state.next_inputs]
 
     @classmethod
     def for_engine(
@@ -84,7 +107,7 @@ class Worker:
             max_num_tokens=scheduler.max_num_tokens,
             async_depth=scheduler.async_depth,
         )
-        return cls(backend, model, geometry, model_config.vocab_size)
+        return cls(backend, model, geometry, model_config, async_depth=scheduler.async_depth)
 
     @property
     def num_blocks(self) -> int:
@@ -102,11 +125,11 @@ class Worker:
             pre_sampler_sync: called after the forward was issued; gives the sampling controls.
         """
         stream = self._runtime.compute_stream
-        held: list[Tensor] = []
+        held: list[tuple[StepBatch, Tensor]] = []
 
         def forward() -> None:
-            batch = _on_device(built.batch, self._runtime.device)
-            held.append(self._model.forward(batch, self._caches))
+            batch = self._true_batch(built)
+            held.append((batch, self._model.forward(batch, self._caches)))
 
         stream.enqueue(forward)
         forwarded = stream.record_event()
@@ -114,7 +137,8 @@ class Worker:
         output = self._allocate(built, sampling)
 
         def sample() -> None:
-            self._sample(held.pop(), built, sampling, output)
+            batch, logits = held.pop()
+            self._sample(logits, batch, built, sampling, output)
 
         stream.enqueue(sample)
         return WorkerStepState(scheduled, output, forwarded, stream.record_event())
@@ -146,7 +170,11 @@ class Worker:
         self._runtime.compute_stream.enqueue(reset)
 
     def release(self, slot: int, blocks: list[int]) -> None:
-        """Tell the device that nobody reads these rows any more (test modes poison them)."""
+        """Hear that nobody reads these rows any more; test modes poison them at once.
+
+        Not in the order of the compute stream: a launched step that still read them would get
+        the poison, which is what the mode is for.
+        """
         if not self._runtime.poisons_released:
             return
         numbers = torch.tensor(blocks, dtype=torch.int64)
@@ -155,7 +183,8 @@ class Worker:
             self._caches.poison_blocks(numbers.to(self._runtime.device))
             self._caches.poison_slot(slot)
 
-        self._runtime.compute_stream.enqueue(poison)
+        self._runtime.copy_stream.enqueue(poison)
+        self._runtime.copy_stream.synchronize()
 
     def close(self) -> None:
         """Drain the device and end its threads."""
@@ -182,8 +211,49 @@ class Worker:
             prompt_logprobs=logprobs(scored, built.num_prompt_top) if scored else None,
         )
 
+    def _create_results(self, num_rows: int, history_len: int) -> StepResults:
+        def zeros(*shape: int) -> Tensor:
+            return torch.zeros(shape, dtype=torch.int64, device=self._runtime.device)
+
+        return StepResults(
+            token_ids=zeros(num_rows, 1 + self.max_drafts),
+            num_accepted=zeros(num_rows),
+            context_lens=zeros(num_rows),
+            history=zeros(num_rows, history_len),
+            draft_ids=zeros(num_rows, self.max_drafts),
+        )
+
+    def _true_batch(self, built: BuiltStep) -> StepBatch:
+        """The step's inputs on the device, corrected by the results it goes on from."""
+        device = self._runtime.device
+        batch = _on_device(built.batch, device)
+        if batch.kind is not StepKind.DECODE:
+            return batch  # a prompt is known to the host
+        inputs = self._correct_inputs(
+            _inputs(batch), built.limits.to(device), built.remap.to(device), self._results
+        )
+        return replace(batch, **inputs._asdict())
+
+    def _keep_results(self, batch: StepBatch, built: BuiltStep, tokens: Tensor) -> None:
+        """Leave what the next steps go on from in the ring; tokens [N] have no drafts before."""
+        device = self._runtime.device
+        rows = built.result_rows.to(device)
+        accepted = torch.zeros_like(tokens)
+        after = self._next_inputs(
+            _inputs(batch), built.result_seqs.to(device), accepted, kind=batch.kind
+        )
+        self._results.token_ids.index_copy_(0, rows, tokens.unsqueeze(1))
+        self._results.num_accepted.index_copy_(0, rows, accepted)
+        self._results.context_lens.index_copy_(0, rows, after.context_lens)
+        self._results.history.index_copy_(0, rows, after.history)
+
     def _sample(
-        self, logits: Tensor, built: BuiltStep, sampling: SamplingBatch, output: SamplerOutput
+        self,
+        logits: Tensor,
+        batch: StepBatch,
+        built: BuiltStep,
+        sampling: SamplingBatch,
+        output: SamplerOutput,
     ) -> None:
         device = self._runtime.device
         count = built.num_samples
@@ -197,6 +267,7 @@ class Worker:
         controls = sampling.to(device)
         processed = self._apply_controls(raw, self._controls(controls))
         tokens = self._sample_tokens(processed, controls.params, controls.work)
+        self._keep_results(batch, built, tokens)
         output.token_ids[:, 0].copy_(tokens, non_blocking=True)
         usable = self._finite_rows(raw) & self._finite_rows(processed)
         output.finite.copy_(usable, non_blocking=True)
@@ -211,6 +282,10 @@ class Worker:
             # No penalised request has ever run, so no row of this step is penalised.
             return LogitControls(controls.allowed, controls.banned, controls.bias, None)
         return controls.controls(self._penalties.output_counts, self._penalties.prompt_seen)
+
+
+def _inputs(batch: StepBatch) -> StepInputs:
+    return StepInputs(batch.input_ids, batch.query_lens, batch.context_lens, batch.history)
 
 
 def _copy_logprobs(source: Logprobs, target: HostLogprobs) -> None:

@@ -66,8 +66,9 @@ def test_accepted_drafts_come_in_order_and_stop_at_the_limit(
 
 def test_released_blocks_are_poisoned(make_null: MakeNull) -> None:
     null = make_null()
-    null.engine.add_request("r", [5], ends_after(2))
-    null.engine.step()
+    null.engine.add_request("r", [5], ends_after(9))
+    for _ in range(3):
+        null.engine.step()
     (sequence,) = null.engine._scheduler.running
     null.runner.release(sequence.slot or 0, sequence.blocks)
     with pytest.raises(ContractError, match=r"r\[0\] reads window ring 0, which is poisoned"):
