@@ -182,7 +182,8 @@ class AsyncLife(RuleBasedStateMachine):
 
     def check(self, request_id: str, asked: Asked, answer: CompletionOutput) -> None:
         expected, reason = self.expected(request_id, asked)
-        assert answer.token_ids == expected[: len(answer.token_ids)]
+        is_prefix = answer.token_ids == expected[: len(answer.token_ids)]
+        assert is_prefix, f"tokens beyond the script: {answer.token_ids}, expected {expected}"
         if answer.finish_reason is FinishReason.ERROR:
             # It alone fills the cache; one more token than there are positions is known.
             known = len(asked.prompt) + len(answer.token_ids)
