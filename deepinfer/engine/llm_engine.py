@@ -28,6 +28,7 @@ from deepinfer.engine.sampling_params import SamplingParams
 from deepinfer.engine.scheduler import Scheduler
 from deepinfer.engine.sequence import Request, Sequence
 from deepinfer.engine.step_runner import StepRunner
+from deepinfer.engine.timeline import Phase, Timeline
 from deepinfer.engine.worker import Worker
 from deepinfer.model.config import V41Config
 from deepinfer.model.loading import load_model
@@ -61,6 +62,7 @@ class LLMEngine:
         tokenizer: TextTokenizer,
         *,
         marks: tuple[str, ...] = (),
+        timeline: Timeline | None = None,
     ) -> None:
         """Put the parts together; `from_config` makes them.
 
@@ -70,6 +72,7 @@ class LLMEngine:
             model_config: the model's configuration.
             tokenizer: of the checkpoint.
             marks: attached to every result, for example `random_weights`.
+            timeline: is told what host and device do; None records nothing.
         """
         self.config, self.tokenizer, self.model_config = config, tokenizer, model_config
         self.max_model_len = longest_sequence(config, model_config)
@@ -87,12 +90,14 @@ class LLMEngine:
         eos = frozenset(tokenizer.eos_token_ids) or frozenset({model_config.eos_token_id})
         image = model_config.image_token_id
         self._never = () if image is None else (image,)
+        self._timeline = timeline or Timeline()
         self._pipeline = StepPipeline(
             runner,
             self._scheduler,
             model_config,
             StopRules(eos, self._never),
             PipelineEvents(on_end=self._end_by_tokens, on_starved=self._starve),
+            self._timeline,
             async_depth=scheduler.async_depth,
         )
         self._requests: dict[str, Request] = {}
@@ -258,7 +263,8 @@ class LLMEngine:
         """
         self._end_overdue()
         self._pipeline.advance()
-        return self._take_changed()
+        with self._timeline.phase(Phase.OUTPUT):
+            return self._take_changed()
 
     def _end_by_tokens(self, sequence: Sequence) -> None:
         self._num_non_finite += sequence.finish_reason is FinishReason.ERROR

@@ -21,6 +21,7 @@ from deepinfer.engine.batch_builder import BuiltStep
 from deepinfer.engine.null_memory import NullMemory, Owner
 from deepinfer.engine.step_runner import PreSamplerSync
 from deepinfer.engine.step_state import (
+    DeviceWork,
     SamplerOutput,
     SchedulerOutputs,
     SequenceMetadata,
@@ -83,7 +84,12 @@ class NullStepRunner:
         return self._num_blocks
 
     def launch(
-        self, scheduled: SchedulerOutputs, built: BuiltStep, pre_sampler_sync: PreSamplerSync
+        self,
+        scheduled: SchedulerOutputs,
+        built: BuiltStep,
+        pre_sampler_sync: PreSamplerSync,
+        *,
+        timed: bool = False,
     ) -> WorkerStepState:
         """Issue a step; its forward takes what the runtime's costs say, its sampling nothing.
 
@@ -92,6 +98,7 @@ class NullStepRunner:
         """
         stream = self._runtime.compute_stream
         results: list[_Result] = []
+        begun = stream.record_event()
         with self._runtime.step(scheduled.kind, scheduled.num_rows):
             stream.enqueue(lambda: results.extend(self._forward(scheduled, built)))
         forwarded = stream.record_event()
@@ -102,7 +109,9 @@ class NullStepRunner:
             )
         output = self._allocate(built.num_samples)
         stream.enqueue(lambda: self._sample(results, built, output))
-        return WorkerStepState(scheduled, output, forwarded, stream.record_event())
+        # Sampling takes no time here, so the forward is all of the device's work.
+        work = (DeviceWork("forward", begun, forwarded),) if timed else ()
+        return WorkerStepState(scheduled, output, forwarded, stream.record_event(), work)
 
     def collect(self, state: WorkerStepState) -> SamplerOutput:
         """Wait for a step's results; raises what its work raised."""

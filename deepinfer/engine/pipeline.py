@@ -41,6 +41,7 @@ from deepinfer.engine.scheduler import Scheduler
 from deepinfer.engine.sequence import Sequence
 from deepinfer.engine.step_runner import StepRunner
 from deepinfer.engine.step_state import SchedulerOutputs, WorkerStepState
+from deepinfer.engine.timeline import Phase, Timeline
 from deepinfer.model.config import V41Config
 
 
@@ -67,6 +68,7 @@ class StepPipeline:
         model_config: V41Config,
         rules: StopRules,
         events: PipelineEvents,
+        timeline: Timeline,
         *,
         async_depth: int,
     ) -> None:
@@ -78,11 +80,12 @@ class StepPipeline:
             model_config: the model.
             rules: what ends an answer.
             events: who hears of ends.
+            timeline: is told what host and device do.
             async_depth: steps that stay uncollected at the end of a turn.
         """
         self._runner, self._scheduler = runner, scheduler
         self._model_config, self._rules, self._events = model_config, rules, events
-        self._depth = async_depth
+        self._timeline, self._depth = timeline, async_depth
         self._ring = ResultRing(async_depth + 1, scheduler.slots.num_blocks)
         self._inflight: deque[WorkerStepState] = deque()
         self.num_steps = self.num_generated_tokens = 0
@@ -94,7 +97,8 @@ class StepPipeline:
 
     def advance(self) -> None:
         """One turn: launch a step if one can run, finish the steps above the depth."""
-        scheduled, starved = self._scheduler.schedule()
+        with self._timeline.phase(Phase.SCHEDULE):
+            scheduled, starved = self._scheduler.schedule()
         for sequence in starved:
             self._events.on_starved(sequence)
         if scheduled.kind is not StepKind.EMPTY:
@@ -111,14 +115,23 @@ class StepPipeline:
         """Finish every step in flight (ZO-9)."""
         while self._inflight:
             self._finish_oldest()
+        self._timeline.drained()
 
     def _launch(self, scheduled: SchedulerOutputs) -> None:
-        for metadata in scheduled.sequences:
-            if metadata.context_len == 0:
-                self._start_on_device(metadata.sequence, metadata.slot)
-        remap = Remap.between((state.scheduled for state in self._inflight), scheduled, self._ring)
-        built = build_step(scheduled, remap, self._ring, self._model_config)
-        state = self._runner.launch(scheduled, built, lambda: self._pre_sampler_sync(scheduled))
+        step, inflight = scheduled.step, (state.scheduled for state in self._inflight)
+        with self._timeline.phase(Phase.BUILD, step):
+            for metadata in scheduled.sequences:
+                if metadata.context_len == 0:
+                    self._start_on_device(metadata.sequence, metadata.slot)
+            remap = Remap.between(inflight, scheduled, self._ring)
+            built = build_step(scheduled, remap, self._ring, self._model_config)
+        with self._timeline.phase(Phase.LAUNCH, step):
+            state = self._runner.launch(
+                scheduled,
+                built,
+                lambda: self._pre_sampler_sync(scheduled),
+                timed=self._timeline.is_recording,
+            )
         self._inflight.append(state)
 
     def _start_on_device(self, sequence: Sequence, slot: int) -> None:
@@ -134,17 +147,21 @@ class StepPipeline:
         """
         while self._inflight and (len(self._inflight) >= self._depth or _awaits_tokens(scheduled)):
             self._finish_oldest()
-        return build_sampling(scheduled, self._model_config, self._rules)
+        with self._timeline.phase(Phase.CONTROLS, scheduled.step):
+            return build_sampling(scheduled, self._model_config, self._rules)
 
     def _finish_oldest(self) -> None:
         state = self._inflight.popleft()
-        output = self._runner.collect(state)
-        self._scheduler.collected(state.scheduled.step)
-        committed = commit(state, output, self._rules)
-        self.num_steps += 1
-        self.num_generated_tokens += committed.num_tokens
-        for sequence in committed.ended:
-            self._events.on_end(sequence)
+        with self._timeline.phase(Phase.WAIT, state.scheduled.step):
+            output = self._runner.collect(state)
+        self._timeline.collected(state)
+        with self._timeline.phase(Phase.COMMIT, state.scheduled.step):
+            self._scheduler.collected(state.scheduled.step)
+            committed = commit(state, output, self._rules)
+            self.num_steps += 1
+            self.num_generated_tokens += committed.num_tokens
+            for sequence in committed.ended:
+                self._events.on_end(sequence)
 
 
 def _awaits_tokens(scheduled: SchedulerOutputs) -> bool:

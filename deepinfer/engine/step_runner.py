@@ -28,7 +28,12 @@ class StepRunner(Protocol):
         ...
 
     def launch(
-        self, scheduled: SchedulerOutputs, built: BuiltStep, pre_sampler_sync: PreSamplerSync
+        self,
+        scheduled: SchedulerOutputs,
+        built: BuiltStep,
+        pre_sampler_sync: PreSamplerSync,
+        *,
+        timed: bool = False,
     ) -> WorkerStepState:
         """Issue a step's forward, call `pre_sampler_sync` once, issue the sampling.
 
@@ -36,6 +41,7 @@ class StepRunner(Protocol):
             scheduled: what runs, kept in the state.
             built: host tensors; not changed by the caller until the step is collected.
             pre_sampler_sync: gives the sampling controls of the rows that sample.
+            timed: whether the state tells when forward and sampling began and ended.
         """
         ...
 

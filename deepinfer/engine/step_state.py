@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from torch import Tensor
 
@@ -92,6 +93,14 @@ class SamplerOutput:
     prompt_logprobs: HostLogprobs | None
 
 
+class DeviceWork(NamedTuple):
+    """A piece of a step on the device, between two timed events."""
+
+    name: str
+    begin: Event
+    end: Event
+
+
 @dataclass(frozen=True, slots=True)
 class WorkerStepState:
     """A step in flight: what was scheduled, where its results arrive, the events of both ends.
@@ -101,9 +110,11 @@ class WorkerStepState:
         sampler_output: pinned results.
         forwarded: event after the forward.
         sampled: event after sampling and the copy to the host.
+        device_work: forward and sampling with their times; empty when no times were asked for.
     """
 
     scheduled: SchedulerOutputs
     sampler_output: SamplerOutput
     forwarded: Event
     sampled: Event
+    device_work: tuple[DeviceWork, ...] = ()

@@ -26,6 +26,7 @@ from deepinfer.engine.remap import ResultRing
 from deepinfer.engine.sampling_batch import SamplingBatch
 from deepinfer.engine.step_runner import PreSamplerSync
 from deepinfer.engine.step_state import (
+    DeviceWork,
     HostLogprobs,
     SamplerOutput,
     SchedulerOutputs,
@@ -115,7 +116,12 @@ class Worker:
         return self._geometry.num_blocks
 
     def launch(
-        self, scheduled: SchedulerOutputs, built: BuiltStep, pre_sampler_sync: PreSamplerSync
+        self,
+        scheduled: SchedulerOutputs,
+        built: BuiltStep,
+        pre_sampler_sync: PreSamplerSync,
+        *,
+        timed: bool = False,
     ) -> WorkerStepState:
         """Issue a step; returns before it is computed.
 
@@ -123,6 +129,7 @@ class Worker:
             scheduled: what runs, kept in the state.
             built: host tensors; not changed by the caller until the step is collected.
             pre_sampler_sync: called after the forward was issued; gives the sampling controls.
+            timed: whether the state tells when forward and sampling began and ended.
         """
         stream = self._runtime.compute_stream
         held: list[tuple[StepBatch, Tensor]] = []
@@ -131,8 +138,9 @@ class Worker:
             batch = self._true_batch(built)
             held.append((batch, self._model.forward(batch, self._caches)))
 
+        begun = stream.record_event(timed=True) if timed else None
         stream.enqueue(forward)
-        forwarded = stream.record_event()
+        forwarded = stream.record_event(timed=timed)
         sampling = pre_sampler_sync()
         output = self._allocate(built, sampling)
 
@@ -140,8 +148,16 @@ class Worker:
             batch, logits = held.pop()
             self._sample(logits, batch, built, sampling, output)
 
+        resumed = stream.record_event(timed=True) if timed else None
         stream.enqueue(sample)
-        return WorkerStepState(scheduled, output, forwarded, stream.record_event())
+        sampled = stream.record_event(timed=timed)
+        work: tuple[DeviceWork, ...] = ()
+        if begun is not None and resumed is not None:
+            work = (
+                DeviceWork("forward", begun, forwarded),
+                DeviceWork("sampling", resumed, sampled),
+            )
+        return WorkerStepState(scheduled, output, forwarded, sampled, work)
 
     def collect(self, state: WorkerStepState) -> SamplerOutput:
         """Wait for a step's results; raises what its work raised."""
