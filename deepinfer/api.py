@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections import deque
 from collections.abc import Generator, Sequence
+from pathlib import Path
 from types import TracebackType
 
 from deepinfer.config import EngineConfig, override
@@ -12,6 +13,7 @@ from deepinfer.device.errors import RequestError
 from deepinfer.engine.llm_engine import LLMEngine
 from deepinfer.engine.outputs import RequestOutput
 from deepinfer.engine.sampling_params import SamplingParams
+from deepinfer.engine.timeline import Timeline
 
 Prompt = str | list[int]
 
@@ -25,11 +27,18 @@ class LLM:
         ...     llm.generate(["Once upon a time"], SamplingParams(max_tokens=40))[0].outputs[0].text
     """
 
-    def __init__(self, config: EngineConfig | None = None, **overrides: object) -> None:
+    def __init__(
+        self,
+        config: EngineConfig | None = None,
+        *,
+        timeline_file: Path | None = None,
+        **overrides: object,
+    ) -> None:
         """Load the model.
 
         Args:
             config: resolved configuration; None takes the defaults.
+            timeline_file: trace of host and device to write; None times nothing.
             overrides: dotted or nested fields on top, for example `numerics="exact"` or
                 `**{"cache.block_size": 32}`.
         Raises:
@@ -37,7 +46,7 @@ class LLM:
         """
         config = config or EngineConfig()
         self.config = override(config, overrides) if overrides else config
-        self.engine = LLMEngine.from_config(self.config)
+        self.engine = LLMEngine.from_config(self.config, timeline_file=timeline_file)
         self._ids = itertools.count()
         # Outputs of requests that another caller's steps produced: a generate inside an open
         # stream, two streams side by side. Only requests whose caller still waits have a box.
@@ -138,6 +147,11 @@ class LLM:
         """Abort a request that nobody waits for any more."""
         self._inboxes.pop(request_id, None)
         self.engine.abort(request_id)
+
+    @property
+    def timeline(self) -> Timeline:
+        """What host and device did so far, if a timeline file was named."""
+        return self.engine.timeline
 
     def close(self) -> None:
         """Free the device."""

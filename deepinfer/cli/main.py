@@ -38,6 +38,7 @@ COMMANDS = (
     Command("backends", "deepinfer.cli.backends_cmd", "list backends, or why they are missing"),
     Command("inspect", "deepinfer.cli.inspect_cmd", "describe a checkpoint from its headers"),
     Command("trace", "deepinfer.cli.trace_cmd", "record what the model computes, or compare it"),
+    Command("timeline", "deepinfer.cli.timeline_cmd", "draw where the time of a run went"),
 )
 
 _EPILOG = """\

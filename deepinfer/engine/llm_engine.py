@@ -11,6 +11,7 @@ import logging
 import secrets
 import time
 from dataclasses import dataclass
+from pathlib import Path
 
 from deepinfer.cache.block_pool import blocks_for
 from deepinfer.config import EngineConfig
@@ -28,7 +29,8 @@ from deepinfer.engine.sampling_params import SamplingParams
 from deepinfer.engine.scheduler import Scheduler
 from deepinfer.engine.sequence import Request, Sequence
 from deepinfer.engine.step_runner import StepRunner
-from deepinfer.engine.timeline import Phase, Timeline
+from deepinfer.engine.timeline import Phase, RecordedTimeline, Timeline
+from deepinfer.engine.trace_file import TraceFile
 from deepinfer.engine.worker import Worker
 from deepinfer.model.config import V41Config
 from deepinfer.model.loading import load_model
@@ -105,9 +107,12 @@ class LLMEngine:
         self._num_non_finite = 0
 
     @classmethod
-    def from_config(cls, config: EngineConfig) -> LLMEngine:
+    def from_config(cls, config: EngineConfig, *, timeline_file: Path | None = None) -> LLMEngine:
         """Load backend, checkpoint and tokenizer.
 
+        Args:
+            config: resolved configuration.
+            timeline_file: trace of host and device to write; None times nothing.
         Raises:
             CapabilityError, CheckpointError, ConfigError: what cannot be had, and why.
         """
@@ -127,7 +132,16 @@ class LLMEngine:
             )
             tokenizer = TextTokenizer.from_directory(directory)
             worker = Worker.for_engine(config, backend, loaded.backbone, loaded.config)
-            return cls(config, worker, loaded.config, tokenizer, marks=loaded.marks)
+            return cls(
+                config,
+                worker,
+                loaded.config,
+                tokenizer,
+                marks=loaded.marks,
+                timeline=None
+                if timeline_file is None
+                else RecordedTimeline(backend.runtime.now_us, TraceFile(timeline_file)),
+            )
         except BaseException:
             backend.close()
             raise
@@ -135,6 +149,12 @@ class LLMEngine:
     def close(self) -> None:
         """Drain the device and end its threads."""
         self._runner.close()
+        self._timeline.close()
+
+    @property
+    def timeline(self) -> Timeline:
+        """What host and device did so far, if it is recorded."""
+        return self._timeline
 
     def add_request(
         self,

@@ -72,6 +72,8 @@ class SpanSink(Protocol):
 
     def idle(self, begin_us: float, end_us: float) -> None: ...
 
+    def close(self) -> None: ...
+
 
 class Timeline:
     """What the engine tells about its steps; this one records nothing and costs nothing."""
@@ -87,6 +89,9 @@ class Timeline:
 
     def drained(self) -> None:
         """Nothing is left to do; what the device idles until the next step is not counted."""
+
+    def close(self) -> None:
+        """The run is over."""
 
 
 @dataclass(slots=True)
@@ -166,6 +171,11 @@ class RecordedTimeline(Timeline):
     def drained(self) -> None:
         """Count no gap before the next step."""
         self._device_end_us = None
+
+    def close(self) -> None:
+        """Close the sink."""
+        if self._sink is not None:
+            self._sink.close()
 
     def _device(self, span: DeviceSpan) -> None:
         last_us = self._device_end_us

@@ -9,15 +9,17 @@ from pathlib import Path
 import pytest
 
 from deepinfer.config import EngineConfig, override
-from deepinfer.device.null import CounterScript, NullRuntime, TokenScript
+from deepinfer.device.null import CounterScript, NullRuntime, StepCosts, TokenScript
 from deepinfer.engine.llm_engine import LLMEngine
 from deepinfer.engine.null_runner import NullStepRunner
 from deepinfer.engine.outputs import RequestOutput
+from deepinfer.engine.timeline import Timeline
 from deepinfer.model.config import V41Config
 from deepinfer.text.tokenizer import TextTokenizer
 
 CHECKPOINT = Path(__file__).parents[2] / "data/golden/tiny_a/checkpoint"
 MAX_STEPS = 3000
+MakeTimeline = Callable[[Callable[[], float], Callable[[float], None]], Timeline]
 # Above the special tokens and below the image placeholder; counts up, so gaps and repeats show.
 COUNTING = CounterScript(first=20, vocab_size=300)
 
@@ -55,8 +57,18 @@ def null_engine(
     overrides: Mapping[str, object] | None = None,
     *,
     max_drafts: int = 0,
+    costs: StepCosts | None = None,
+    timeline: MakeTimeline | None = None,
 ) -> NullEngine:
-    """An engine on a null device that poisons what is released."""
+    """An engine on a null device that poisons what is released.
+
+    Args:
+        script: tokens and accepted drafts.
+        overrides: of the configuration.
+        max_drafts: drafts verified with each token.
+        costs: device time of the steps.
+        timeline: makes a timeline from the virtual clock and what moves it.
+    """
     config = override(
         EngineConfig(),
         {
@@ -68,10 +80,16 @@ def null_engine(
         }
         | dict(overrides or {}),
     )
-    runtime = NullRuntime(poisons_released=True)
+    runtime = NullRuntime(costs, poisons_released=True)
     runner = NullStepRunner(runtime, script, config, max_drafts=max_drafts)
     tokenizer = TextTokenizer.from_directory(CHECKPOINT)
-    engine = LLMEngine(config, runner, V41Config.from_json(CHECKPOINT), tokenizer)
+    engine = LLMEngine(
+        config,
+        runner,
+        V41Config.from_json(CHECKPOINT),
+        tokenizer,
+        timeline=timeline(runtime.now_us, runtime.clock.advance) if timeline else None,
+    )
     return NullEngine(engine, runtime, runner)
 
 
