@@ -89,6 +89,7 @@ class LLM:
                     own,
                     priority=0 if priorities is None else priorities[index],
                     timeout_s=timeout_s,
+                    final_only=True,
                 )
             except RequestError as error:
                 results[request_id] = _refused(request_id, prompt, error)

@@ -36,6 +36,20 @@ class Committed:
     num_tokens: int
 
 
+class _HostResults:
+    """A step's results as lists: reading a tensor number by number costs microseconds each."""
+
+    def __init__(self, output: SamplerOutput) -> None:
+        self.token_ids: list[list[int]] = output.token_ids.tolist()
+        self.num_accepted: list[int] = output.num_accepted.tolist()
+        self.finite: list[bool] = output.finite.tolist()
+        self.logprobs = output.logprobs
+
+    def num_kept(self, kind: StepKind, metadata: SequenceMetadata, row: int) -> int:
+        """Positions whose KV stays: a whole chunk, or a token and its accepted drafts."""
+        return 1 + self.num_accepted[row] if kind is StepKind.DECODE else metadata.query_len
+
+
 def commit(state: WorkerStepState, output: SamplerOutput, rules: StopRules) -> Committed:
     """Apply a step's results to its sequences.
 
@@ -50,14 +64,16 @@ def commit(state: WorkerStepState, output: SamplerOutput, rules: StopRules) -> C
     """
     ended: list[Sequence] = []
     row = prompt_row = num_tokens = 0
+    kind, step = state.scheduled.kind, state.scheduled.step
+    results = _HostResults(output)
     for metadata in state.scheduled.sequences:
         sequence = metadata.sequence
-        num_scored = _num_scored(metadata)
+        num_scored = _num_scored(metadata) if metadata.scores_prompt else 0
         current = metadata.is_current and sequence.finish_reason is None
         if current:
             sequence.total_inflight_tokens -= metadata.query_len
             sequence.num_inflight_samples -= metadata.samples
-            sequence.num_cached_tokens += _num_kept(state.scheduled.kind, metadata, output, row)
+            sequence.num_cached_tokens += results.num_kept(kind, metadata, row)
             if num_scored and output.prompt_logprobs is not None:
                 _commit_prompt(metadata, output.prompt_logprobs, prompt_row, num_scored)
         prompt_row += num_scored
@@ -65,7 +81,7 @@ def commit(state: WorkerStepState, output: SamplerOutput, rules: StopRules) -> C
             continue
         if current:
             num_before = len(sequence.token_ids)
-            _commit_tokens(sequence, state.scheduled.step, output, row, rules)
+            _commit_tokens(sequence, step, results, row, rules)
             num_tokens += len(sequence.token_ids) - num_before
             if sequence.finish_reason is not None:
                 ended.append(sequence)
@@ -73,16 +89,7 @@ def commit(state: WorkerStepState, output: SamplerOutput, rules: StopRules) -> C
     return Committed(ended, num_tokens)
 
 
-def _num_kept(kind: StepKind, metadata: SequenceMetadata, output: SamplerOutput, row: int) -> int:
-    """Positions of the step whose KV stays: a whole chunk, or a token and its accepted drafts."""
-    if kind is not StepKind.DECODE:
-        return metadata.query_len
-    return 1 + int(output.num_accepted[row])
-
-
 def _num_scored(metadata: SequenceMetadata) -> int:
-    if not metadata.scores_prompt:
-        return 0
     last = metadata.sequence.num_prompt_tokens - 1
     stop = metadata.context_len + metadata.query_len
     return max(0, min(stop, last) - metadata.context_len)
@@ -104,12 +111,12 @@ def _commit_prompt(
 
 
 def _commit_tokens(
-    sequence: Sequence, step: int, output: SamplerOutput, row: int, rules: StopRules
+    sequence: Sequence, step: int, results: _HostResults, row: int, rules: StopRules
 ) -> None:
     """Take the accepted drafts and the token after them; what follows an end is dropped."""
     request = sequence.request
     request.changed = True
-    if not bool(output.finite[row]):
+    if not results.finite[row]:
         sequence.finish_reason = FinishReason.ERROR
         sequence.error = (
             f"non-finite logits at step {step} for request {request.request_id}, answer "
@@ -117,15 +124,16 @@ def _commit_tokens(
             "are kept"
         )
         return
-    first_entry = row * output.token_ids.shape[1]
-    for offset in range(1 + int(output.num_accepted[row])):
-        token_id = int(output.token_ids[row, offset])
+    token_ids = results.token_ids[row]
+    first_entry = row * len(token_ids)
+    for offset in range(1 + results.num_accepted[row]):
+        token_id = token_ids[offset]
         sequence.token_ids.append(token_id)
         if sequence.constraint is not None:
             sequence.constraint.advance(token_id)
-        if sequence.logprobs is not None and output.logprobs is not None:
+        if sequence.logprobs is not None and results.logprobs is not None:
             num_top = request.params.logprobs or 0
-            entry = _entry(output.logprobs, first_entry + offset, token_id, num_top)
+            entry = _entry(results.logprobs, first_entry + offset, token_id, num_top)
             sequence.logprobs.append(entry)
         _check_end(sequence, token_id, rules)
         if sequence.finish_reason is not None:
@@ -134,8 +142,7 @@ def _commit_tokens(
 
 def _check_end(sequence: Sequence, token_id: int, rules: StopRules) -> None:
     params = sequence.request.params
-    count = sequence.num_output_tokens
-    armed = count >= params.min_tokens
+    armed = not params.min_tokens or sequence.num_output_tokens >= params.min_tokens
     matched = sequence.text.push(token_id, armed=armed)
     if matched is not None:
         sequence.finish_reason, sequence.stop_reason = FinishReason.STOP, matched

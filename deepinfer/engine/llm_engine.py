@@ -107,12 +107,15 @@ class LLMEngine:
         self._num_non_finite = 0
 
     @classmethod
-    def from_config(cls, config: EngineConfig, *, timeline_file: Path | None = None) -> LLMEngine:
+    def from_config(
+        cls, config: EngineConfig, *, timeline_file: Path | None = None, timed: bool = False
+    ) -> LLMEngine:
         """Load backend, checkpoint and tokenizer.
 
         Args:
             config: resolved configuration.
-            timeline_file: trace of host and device to write; None times nothing.
+            timeline_file: trace of host and device to write.
+            timed: add up the times of host and device also without a file.
         Raises:
             CapabilityError, CheckpointError, ConfigError: what cannot be had, and why.
         """
@@ -138,9 +141,11 @@ class LLMEngine:
                 loaded.config,
                 tokenizer,
                 marks=loaded.marks,
-                timeline=None
-                if timeline_file is None
-                else RecordedTimeline(backend.runtime.now_us, TraceFile(timeline_file)),
+                timeline=RecordedTimeline(
+                    backend.runtime.now_us, TraceFile(timeline_file) if timeline_file else None
+                )
+                if timed or timeline_file
+                else None,
             )
         except BaseException:
             backend.close()
@@ -164,6 +169,7 @@ class LLMEngine:
         *,
         priority: int = 0,
         timeout_s: float | None = None,
+        final_only: bool = False,
     ) -> None:
         """Queue a request.
 
@@ -173,6 +179,7 @@ class LLMEngine:
             params: what is asked.
             priority: lower runs first.
             timeout_s: seconds after which the request ends with what it has.
+            final_only: hand out one result, when it has ended, and none on the way.
         Raises:
             RequestError: the request can never be served; the message names field and value.
         """
@@ -193,6 +200,7 @@ class LLMEngine:
             arrival=next(self._arrivals),
             deadline_s=None if timeout_s is None else time.monotonic() + timeout_s,
             prompt_logprobs=None if params.prompt_logprobs is None else [None],
+            final_only=final_only,
         )
         request.sequences = [
             Sequence(
@@ -286,6 +294,10 @@ class LLMEngine:
         with self._timeline.phase(Phase.OUTPUT):
             return self._take_changed()
 
+    def flush(self) -> None:
+        """Finish the steps in flight; what they change is handed out by the next `step`."""
+        self._pipeline.flush()
+
     def _end_by_tokens(self, sequence: Sequence) -> None:
         self._num_non_finite += sequence.finish_reason is FinishReason.ERROR
         self._end(sequence)
@@ -320,7 +332,7 @@ class LLMEngine:
     def _take_changed(self) -> list[RequestOutput]:
         outputs = []
         for request in list(self._requests.values()):
-            if not request.changed:
+            if not request.changed or (request.final_only and not request.finished):
                 continue
             request.changed = False
             outputs.append(self._output_of(request))

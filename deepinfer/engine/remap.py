@@ -38,11 +38,9 @@ class ResultRing:
         """Rows of the ring."""
         return self.num_steps * self.rows_per_step
 
-    def result_rows(self, scheduled: SchedulerOutputs) -> dict[Sequence, int]:
-        """Ring row of each sequence that samples in a step."""
-        first = scheduled.step % self.num_steps * self.rows_per_step
-        sampling = [m.sequence for m in scheduled.sequences if m.samples]
-        return {sequence: first + row for row, sequence in enumerate(sampling)}
+    def first_row(self, step: int) -> int:
+        """Ring row of the first sequence that samples in a step; the others follow in order."""
+        return step % self.num_steps * self.rows_per_step
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,9 +56,12 @@ class Remap:
         """The remap from the steps in flight, oldest first, to a new step."""
         latest: dict[Sequence, int] = {}
         for step in inflight:
-            rows = ring.result_rows(step)
+            row = ring.first_row(step.step)
             for metadata in step.sequences:
+                if not metadata.samples:
+                    continue
                 # A result from before a preemption is no result of the sequence any more.
-                if metadata.samples and metadata.is_current:
-                    latest[metadata.sequence] = rows[metadata.sequence]
-        return cls(tuple(latest.get(m.sequence, NEWCOMER) for m in scheduled.sequences))
+                if metadata.is_current:
+                    latest[metadata.sequence] = row
+                row += 1
+        return cls(tuple([latest.get(m.sequence, NEWCOMER) for m in scheduled.sequences]))

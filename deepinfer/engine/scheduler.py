@@ -195,8 +195,11 @@ class Scheduler:
                 break
             if sequence.status is not SequenceStatus.RUNNING:
                 continue  # preempted for one before it
-            fair = max(1, budget // (len(candidates) - index))
-            granted = self._grow(sequence, min(self._useful_rows(sequence), fair))
+            num_rows = 1
+            if self._max_drafts:
+                fair = max(1, budget // (len(candidates) - index))
+                num_rows = min(self._useful_rows(sequence), fair)
+            granted = self._grow(sequence, num_rows)
             if granted is Growth.NEVER:
                 starved.append(sequence)
             elif granted is not Growth.LATER:
@@ -211,13 +214,13 @@ class Scheduler:
     def _decode_rows(self, sequence: Sequence, query_len: int) -> SequenceMetadata:
         assert sequence.slot is not None  # a running sequence has one
         return SequenceMetadata(
-            sequence=sequence,
-            generation=sequence.generation,
-            slot=sequence.slot,
-            context_len=sequence.num_launched_tokens,
-            query_len=query_len,
-            samples=True,
-            scores_prompt=False,
+            sequence,
+            sequence.generation,
+            sequence.slot,
+            sequence.num_launched_tokens,
+            query_len,
+            True,  # samples
+            False,  # scores_prompt
         )
 
     def _missing_blocks(self, sequence: Sequence, num_rows: int) -> int:
@@ -232,6 +235,8 @@ class Scheduler:
             Rows it may have (fewer than asked for when it alone fills the cache), LATER, or
             NEVER: it alone is too large.
         """
+        if sequence.num_launched_tokens + num_rows <= len(sequence.blocks) * self.block_size:
+            return num_rows  # nearly always
         while (missing := self._missing_blocks(sequence, num_rows)) > 0:
             at_once = min(missing, self.blocks.num_free)
             sequence.blocks += self.blocks.allocate(at_once)

@@ -26,6 +26,7 @@ class Request:
         deadline_s: monotonic time after which it ends with reason timeout, or None.
         sequences: one per answer.
         prompt_logprobs: filled while the first answer's prompt is computed.
+        final_only: wants one result, when it has ended.
         changed: has news since its last RequestOutput.
     """
 
@@ -39,11 +40,12 @@ class Request:
     deadline_s: float | None
     sequences: list[Sequence] = field(default_factory=list)
     prompt_logprobs: list[TokenLogprob | None] | None = None
+    final_only: bool = False
     changed: bool = False
 
     @property
     def finished(self) -> bool:
-        return all(sequence.finish_reason is not None for sequence in self.sequences)
+        return None not in [sequence.finish_reason for sequence in self.sequences]
 
 
 class SequenceStatus(enum.Enum):

@@ -11,8 +11,7 @@ from deepinfer.device.runtime import Event, StepKind
 from deepinfer.engine.sequence import Sequence
 
 
-@dataclass(frozen=True, slots=True)
-class SequenceMetadata:
+class SequenceMetadata(NamedTuple):
     """One sequence's part in a step, as it was when the step was scheduled.
 
     With results in flight the host knows bounds only: lengths are the largest possible, the
@@ -35,6 +34,8 @@ class SequenceMetadata:
     query_len: int
     samples: bool
     scores_prompt: bool
+
+    # A named tuple, because one is made for every row of every step.
 
     @property
     def is_current(self) -> bool:

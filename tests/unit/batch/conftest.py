@@ -61,8 +61,10 @@ class ScriptedEngine:
         *,
         priority: int = 0,
         timeout_s: float | None = None,
+        final_only: bool = False,
     ) -> None:
         """Queue."""
+        assert final_only, "a batch run takes final results only"
         if prompt == "refuse":
             raise RequestError("prompt has 99 tokens; the context has 8")
         if prompt == "refuse field":
