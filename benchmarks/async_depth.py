@@ -80,6 +80,7 @@ def begin(config: EngineConfig, num_seqs: int, num_tokens: int, trace: Path | No
     run = Run(engine)
     while engine.stats().generated_tokens < 2 * num_seqs:
         engine.step()
+    engine.flush()
     return run
 
 

@@ -6,6 +6,8 @@ a decode step by phase, for a number of running sequences, median over the steps
 everything else of the engine is real (scheduling, building, launching, committing, results).
 
     python benchmarks/scheduler_on_null_device.py --json scheduler_on_null_device.json
+    python benchmarks/scheduler_on_null_device.py --traces traces
+    deepinfer timeline plot traces/null_depth1.trace.json --steps 6
 """
 
 from __future__ import annotations
@@ -24,11 +26,12 @@ from deepinfer.engine.llm_engine import LLMEngine
 from deepinfer.engine.null_runner import NullStepRunner
 from deepinfer.engine.sampling_params import SamplingParams
 from deepinfer.engine.timeline import HostSpan, Phase, RecordedTimeline, ScriptedHost, Timeline
+from deepinfer.engine.trace_file import TraceFile
 from deepinfer.model.config import V41Config
 from deepinfer.text.tokenizer import TextTokenizer
 
 DEVICE_STEP_US = 1000.0
-WORK = [phase for phase in Phase if phase is not Phase.WAIT]
+WORK: list[Phase] = [phase for phase in Phase if phase is not Phase.WAIT]
 
 
 def make_engine(
@@ -63,11 +66,12 @@ def make_engine(
     return engine
 
 
-def idle_share(host_share: float, depth: int, num_tokens: int) -> float:
+def idle_share(host_share: float, depth: int, num_tokens: int, trace: Path | None = None) -> float:
     """The device's idle share when the host's work takes `host_share` of a device step."""
     runtime = NullRuntime(StepCosts(dict.fromkeys(StepKind, DEVICE_STEP_US), row_us=0.0))
     costs_us = dict.fromkeys(WORK, host_share * DEVICE_STEP_US / len(WORK))
-    host = ScriptedHost(runtime.now_us, runtime.clock.advance, costs_us)
+    sink = TraceFile(trace) if trace else None
+    host = ScriptedHost(runtime.now_us, runtime.clock.advance, costs_us, sink)
     engine = make_engine(runtime, host, 4, depth, num_tokens)
     while engine.has_unfinished():
         engine.step()
@@ -126,8 +130,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--sequences", type=int, nargs="+", default=[16, 64, 256, 1024])
     parser.add_argument("--steps", type=int, default=200, help="steps measured for each row")
+    parser.add_argument("--traces", type=Path, help="folder for traces of host work of 80 %%; end")
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
+    if args.traces:
+        args.traces.mkdir(parents=True, exist_ok=True)
+        for depth in (0, 1):
+            idle_share(0.8, depth, 40, args.traces / f"null_depth{depth}.trace.json")
+        return
 
     shares = (0.2, 0.5, 0.8, 1.0, 1.25, 1.5, 2.0)
     idle = {

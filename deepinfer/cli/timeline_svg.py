@@ -8,7 +8,7 @@ from html import escape
 from deepinfer.cli.trace_events import Trace, TraceSpan, Window
 from deepinfer.engine.trace_file import DEVICE_TRACK, HOST_TRACK, IDLE_TRACK
 
-_WIDTH, _LEFT, _RIGHT = 1120, 90, 20
+_WIDTH, _LEFT, _RIGHT = 1120, 90, 30
 _LANE, _LANES_TOP = 34, 64
 _HOST_COLOURS = {
     "schedule": "#4e79a7",
@@ -90,7 +90,7 @@ def _axis(window: Window, top: float) -> list[str]:
         time_ms = (window.end_us - window.begin_us) * tick / _NUM_TICKS / 1000
         parts.append(_rect(at, top - 6, 1, 6, "#555555", ""))
         parts.append(_text(at, top + 10, f"{time_ms:.2f}", anchor="middle"))
-    parts.append(_text(_LEFT - 10, top + 10, "ms", anchor="end"))
+    parts.append(_text(_LEFT - 24, top + 10, "ms", anchor="end"))
     return parts
 
 

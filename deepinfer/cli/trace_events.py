@@ -10,6 +10,9 @@ from typing import Any
 from deepinfer.device.errors import ConfigError
 from deepinfer.engine.trace_file import DEVICE_TRACK, HOST_TRACK, IDLE_TRACK
 
+# Begins and durations are written to a nanosecond, so an end may be off by two.
+_RESOLUTION_US = 0.002
+
 
 @dataclass(frozen=True, slots=True)
 class TraceSpan:
@@ -62,7 +65,7 @@ class Trace:
         own: dict[str, float] = {}
         open_spans: list[TraceSpan] = []
         for span in sorted(self.on(HOST_TRACK), key=lambda s: (s.begin_us, -s.end_us)):
-            while open_spans and open_spans[-1].end_us <= span.begin_us:
+            while open_spans and open_spans[-1].end_us <= span.begin_us + _RESOLUTION_US:
                 open_spans.pop()
             own[span.name] = own.get(span.name, 0.0) + span.duration_us
             if open_spans:

@@ -59,6 +59,21 @@ def test_sums_are_read_back(path: Path) -> None:
     assert trace.host_us() == {"launch": 10 * NUM_STEPS, "wait": 20 * NUM_STEPS}
 
 
+def test_phases_that_follow_each_other_are_not_inside_each_other(tmp_path: Path) -> None:
+    file = tmp_path / "run.trace.json"
+    trace = TraceFile(file)
+    third_us = 1000 / 3
+    for step in range(30):
+        begin_us = 2 * step * third_us
+        trace.host(HostSpan(Phase.COMMIT, step, begin_us, begin_us + third_us))
+        trace.host(HostSpan(Phase.OUTPUT, step, begin_us + third_us, begin_us + 2 * third_us))
+    trace.device(DeviceSpan("forward", SchedulerOutputs(0, StepKind.DECODE, ()), 0.0, 1.0))
+    trace.close()
+    assert read_trace(file).host_us() == pytest.approx(
+        {"commit": 10_000.0, "output": 10_000.0}, abs=0.1
+    )
+
+
 def test_a_trace_that_was_cut_short_is_read(tmp_path: Path) -> None:
     file = tmp_path / "cut.trace.json"
     trace = write_trace(file)
