@@ -1,8 +1,9 @@
 """Decode time per token: the reference backend against transformers' DeepSeek-V4, same run.
 
 Both models have the same layer count, widths, heads, window and experts, random or bundled
-weights in fp32, batch 8, a context of `--context` tokens, and alternate in blocks of steps so
-that a noisy machine hits both. It measures, it asserts nothing.
+weights in fp32, batch 8, a context of `--context` tokens. Each runs in a process of its own (two
+OpenMP teams in one process slow each other down), and they take turns in blocks of steps, so that
+a noisy machine hits all of them. It measures, it asserts nothing.
 
     pip install transformers
     python benchmarks/decode_vs_transformers.py --json decode_vs_transformers.json
@@ -15,6 +16,8 @@ import os
 import statistics
 import time
 from collections.abc import Callable
+from multiprocessing import get_context
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +28,8 @@ from deepinfer.config import EngineConfig
 from deepinfer.engine.llm_engine import LLMEngine
 from deepinfer.engine.sampling_params import SamplingParams
 from deepinfer.model.config import V41Config
+
+PEER = "transformers fp32"
 
 
 def engine_step(config: EngineConfig, batch: int, context: int) -> Callable[[], object]:
@@ -86,6 +91,22 @@ def transformers_step(model: V41Config, batch: int, context: int) -> Callable[[]
     return step
 
 
+def serve(name: str, config: EngineConfig, args: argparse.Namespace, pipe: Connection) -> None:
+    """Child process: for every message received, send the seconds that a block of steps took."""
+    if name == PEER:
+        model = V41Config.from_json(config.checkpoint.directory)
+        step: Callable[[], object] = transformers_step(model, args.batch, args.context)
+    else:
+        step = engine_step(config, args.batch, args.context)
+    pipe.send(0.0)
+    while pipe.recv():
+        step()  # wakes the threads, which went to sleep while the others had their turn
+        start = time.perf_counter()
+        for _ in range(args.steps):
+            step()
+        pipe.send(time.perf_counter() - start)
+
+
 def main() -> None:
     """Measure and write the table."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -96,28 +117,30 @@ def main() -> None:
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
+    length = args.context + 4 * args.rounds * args.steps
     configs = {
-        f"deepinfer {numerics}": EngineConfig(
-            numerics=numerics, max_model_len=args.context + 2 * args.rounds * args.steps
-        )
-        for numerics in ("exact", "normative")
+        "deepinfer exact": EngineConfig(numerics="exact", max_model_len=length),
+        "deepinfer normative": EngineConfig(numerics="normative", max_model_len=length),
+        PEER: EngineConfig(),
     }
-    model = V41Config.from_json(configs["deepinfer exact"].checkpoint.directory)
-    steps = {
-        name: engine_step(config, args.batch, args.context) for name, config in configs.items()
-    }
-    steps["transformers fp32"] = transformers_step(model, args.batch, args.context)
-    times: dict[str, list[float]] = {name: [] for name in steps}
-    for _ in range(args.rounds):
-        for name, step in steps.items():
-            start = time.perf_counter()
-            for _ in range(args.steps):
-                step()
-            times[name].append((time.perf_counter() - start) / args.steps)
+    context, pipes = get_context("spawn"), {}
+    for name, config in configs.items():
+        pipes[name], theirs = context.Pipe()
+        context.Process(target=serve, args=(name, config, args, theirs), daemon=True).start()
+        pipes[name].recv()
+    times: dict[str, list[float]] = {name: [] for name in pipes}
+    for turn in range(args.rounds):
+        for name, pipe in pipes.items():
+            pipe.send(True)
+            times[name].append(pipe.recv() / args.steps)
+        print(f"\rround {turn + 1} of {args.rounds}", end="", flush=True)
+    print()
+    for pipe in pipes.values():
+        pipe.send(False)
     per_token = {
         name: statistics.median(values) / args.batch * 1e3 for name, values in times.items()
     }
-    peer = per_token["transformers fp32"]
+    peer = per_token[PEER]
     print(f"{'':22}{'ms/token':>10}{'ratio':>8}   (batch {args.batch}, median of {args.rounds})")
     for name, value in per_token.items():
         print(f"{name:22}{value:10.3f}{value / peer:8.2f}")

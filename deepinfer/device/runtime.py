@@ -9,10 +9,12 @@ from __future__ import annotations
 import enum
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 import torch
 from torch import Tensor
+
+_Result = TypeVar("_Result")
 
 
 class StepKind(enum.Enum):
@@ -77,6 +79,32 @@ class Stream(Protocol):
     def synchronize(self) -> None:
         """Wait until the queue is empty; raises what the work raised."""
         ...
+
+
+def run_on(stream: Stream, work: Callable[[], _Result]) -> _Result:
+    """Run `work` on the stream, wait for it and return its result; for set-up, not for steps.
+
+    Set-up belongs on the stream that computes the steps: on the CPU a thread that once ran a
+    parallel loop keeps its own team of worker threads, and two teams on few cores slow every
+    small op of both down.
+
+    Raises:
+        Exception: what `work` raised; the stream stays usable.
+    """
+    results: list[_Result] = []
+    failures: list[Exception] = []
+
+    def guarded() -> None:
+        try:
+            results.append(work())
+        except Exception as error:
+            failures.append(error)
+
+    stream.enqueue(guarded)
+    stream.record_event().synchronize()
+    if failures:
+        raise failures[0]
+    return results[0]
 
 
 class Graph(Protocol):

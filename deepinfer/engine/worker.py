@@ -19,7 +19,7 @@ from deepinfer.device.backend import Backend
 from deepinfer.device.ops import sampling, state
 from deepinfer.device.ops.sampling import LogitControls, Logprobs
 from deepinfer.device.ops.state import StepInputs, StepResults
-from deepinfer.device.runtime import StepKind
+from deepinfer.device.runtime import StepKind, run_on
 from deepinfer.engine.batch_builder import BuiltStep
 from deepinfer.engine.kv_sizing import num_kv_blocks
 from deepinfer.engine.remap import ResultRing
@@ -81,10 +81,13 @@ class Worker:
         self._backend = backend
         self._runtime = backend.runtime
         self._model, self._geometry, self._vocab_size = model, geometry, config.vocab_size
-        self._caches = model.create_caches(geometry)
+        self._caches = run_on(self._runtime.compute_stream, lambda: model.create_caches(geometry))
         self._penalties: _PenaltyState | None = None
         ring = ResultRing(async_depth + 1, geometry.max_num_seqs)
-        self._results = self._create_results(ring.num_rows, config.history_len)
+        self._results = run_on(
+            self._runtime.compute_stream,
+            lambda: self._create_results(ring.num_rows, config.history_len),
+        )
         ops = backend.ops
         self._apply_controls = ops[sampling.apply_controls]
         self._sample_tokens = ops[sampling.sample_tokens]

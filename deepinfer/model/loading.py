@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from deepinfer.device.backend import Backend
+from deepinfer.device.runtime import run_on
 from deepinfer.device.weights import Parameters
 from deepinfer.model.backbone import Backbone
 from deepinfer.model.config import V41Config
@@ -63,12 +64,16 @@ def load_model(
         ops = ModelOps(backend.ops)
         parameters = random_stored(config, random_seed)
         marks = (RANDOM_WEIGHTS_MARK,)
-    backbone = Backbone(
-        config,
-        backend,
-        parameters,
-        load_token_map(checkpoint, config),
-        max_positions=max_positions or config.max_position_embeddings,
-        ops=ops,
+    token_map = load_token_map(checkpoint, config)
+    backbone = run_on(
+        backend.runtime.compute_stream,
+        lambda: Backbone(
+            config,
+            backend,
+            parameters,
+            token_map,
+            max_positions=max_positions or config.max_position_embeddings,
+            ops=ops,
+        ),
     )
     return LoadedModel(config, backbone, marks)

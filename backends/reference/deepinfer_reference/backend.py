@@ -87,7 +87,7 @@ class ReferenceBackend:
                 f"{[part.format.value for part in parts]}; store them alike"
             )
         matrix = torch.cat([part.dequantize() for part in parts])
-        return DenseLinear(matrix.contiguous(), quantizes.pop())
+        return DenseLinear(matrix.t().contiguous(), quantizes.pop())
 
     def pack_grouped(self, weight: StoredTensor, num_groups: int) -> DenseGrouped:
         blocks = weight.dequantize().unflatten(0, (num_groups, -1)).transpose(1, 2)
@@ -99,11 +99,12 @@ class ReferenceBackend:
         up: Sequence[StoredTensor],
         down: Sequence[StoredTensor],
     ) -> DenseExperts:
-        gate_up = torch.stack(
-            [torch.cat((g.dequantize(), u.dequantize())) for g, u in zip(gate, up, strict=True)]
+        gate_up = tuple(
+            torch.cat((g.dequantize(), u.dequantize())).t().contiguous()
+            for g, u in zip(gate, up, strict=True)
         )
-        stacked = torch.stack([d.dequantize() for d in down])
-        return DenseExperts(gate_up, stacked, self._quantizes_input(gate[0].format))
+        transposed = tuple(d.dequantize().t().contiguous() for d in down)
+        return DenseExperts(gate_up, transposed, self._quantizes_input(gate[0].format))
 
     def pack_vector(self, value: StoredTensor) -> Tensor:
         return value.dequantize().clone()

@@ -30,9 +30,11 @@ class DenseRows:
     def __init__(self, kind: CacheKind, num_rows: int, width: int, numerics: Numerics) -> None:
         exact = numerics is Numerics.EXACT
         self.kind = kind
-        self.values = torch.zeros(
-            (num_rows, width), dtype=torch.float32 if exact else torch.bfloat16
+        # One row more, behind the others, takes what slot -1 skips.
+        self._storage = torch.zeros(
+            (num_rows + 1, width), dtype=torch.float32 if exact else torch.bfloat16
         )
+        self.values = self._storage[:num_rows]
         self._record = "f32"
         self._round_trip: Callable[[Tensor], Tensor] | None = None
         if not exact:
@@ -60,8 +62,8 @@ class DenseRows:
 
     def store(self, slots: Tensor, values: Tensor) -> None:
         """Write already quantised values [n, width] to slots [n]; -1 skips."""
-        kept = slots >= 0
-        self.values[slots[kept]] = values[kept].to(self.values.dtype)
+        rows = slots.remainder(self._storage.shape[0])  # -1 becomes the last row
+        self._storage.index_copy_(0, rows, values.to(self.values.dtype))
 
     def gather(self, slots: Tensor) -> Tensor:
         """fp32 values [..., width] of slots; -1 gives row 0, to be masked by the caller."""

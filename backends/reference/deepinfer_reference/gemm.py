@@ -17,7 +17,7 @@ from collections.abc import Callable
 
 import torch
 from torch import Tensor
-from torch.nn.functional import linear, pad
+from torch.nn.functional import pad
 
 ROW_TILE = 16
 INNER_PIECE = 512
@@ -46,34 +46,40 @@ def in_whole_vectors(function: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
 
 
 def padded_matmul(x: Tensor, matrix: Tensor) -> Tensor:
-    """x @ matrix^T in fp32, bit-invariant in the number of rows; padding rows are kept.
+    """x @ matrix in fp32, bit-invariant in the number of rows; padding rows are kept.
 
     Args:
         x: [M, K] fp32.
-        matrix: [N, K] fp32.
+        matrix: [K, N] fp32; fastest when contiguous.
 
     Returns:
         [M rounded up to the row tile, N] fp32; rows from M on are zero.
     """
-    inner = x.shape[1]
+    width = matrix.shape[1]
     if x.shape[0] == 0:
-        return x.new_zeros((0, matrix.shape[0]))
-    if matrix.shape[0] % _COLUMN_TILE:
+        return x.new_zeros((0, width))
+    if width % _COLUMN_TILE:
         # No matrix of the family comes here; one that does is copied in every call.
-        widened = pad(matrix, (0, 0, 0, -matrix.shape[0] % _COLUMN_TILE))
-        return padded_matmul(x, widened)[:, : matrix.shape[0]].contiguous()
+        widened = pad(matrix, (0, -width % _COLUMN_TILE))
+        return padded_matmul(x, widened)[:, :width].contiguous()
     padded = pad_rows(x)
+    return tiled_matmul(padded, matrix, out=x.new_empty((padded.shape[0], width)))
+
+
+def tiled_matmul(x: Tensor, matrix: Tensor, *, out: Tensor) -> Tensor:
+    """x [M, K] @ matrix [K, N] into out [M, N], all fp32; M a multiple of the row tile."""
+    inner = matrix.shape[0]
     if inner <= INNER_PIECE:
-        return linear(padded, matrix)
-    total = linear(padded[:, :INNER_PIECE], matrix[:, :INNER_PIECE])
+        return torch.mm(x, matrix, out=out)
+    torch.mm(x[:, :INNER_PIECE], matrix[:INNER_PIECE], out=out)
     for start in range(INNER_PIECE, inner, INNER_PIECE):
         stop = start + INNER_PIECE
-        total += linear(padded[:, start:stop], matrix[:, start:stop])
-    return total
+        out += torch.mm(x[:, start:stop], matrix[start:stop])
+    return out
 
 
 def invariant_matmul(x: Tensor, matrix: Tensor) -> Tensor:
-    """x [M, K] @ matrix^T in fp32, bit-invariant in the number of rows: [M, N]."""
+    """x [M, K] @ matrix [K, N] in fp32, bit-invariant in the number of rows: [M, N]."""
     return padded_matmul(x, matrix)[: x.shape[0]]
 
 

@@ -33,7 +33,7 @@ class DenseLinear:
     """Matrices side by side; `quantizes_input` when the product is W8A8 or W4A8.
 
     Attributes:
-        matrix: [N, K] fp32.
+        matrix: [K, N] fp32, transposed for the product.
         quantizes_input: the input is rounded to e4m3 groups first.
     """
 
@@ -42,11 +42,11 @@ class DenseLinear:
 
     @property
     def in_features(self) -> int:
-        return self.matrix.shape[1]
+        return self.matrix.shape[0]
 
     @property
     def out_features(self) -> int:
-        return self.matrix.shape[0]
+        return self.matrix.shape[1]
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,15 +62,15 @@ class DenseGrouped:
 
 @dataclass(frozen=True, slots=True)
 class DenseExperts:
-    """gate_up: [E, 2 I, D] fp32; down: [E, D, I] fp32."""
+    """Per expert: gate_up [D, 2 I] fp32 and down [I, D] fp32, transposed for the product."""
 
-    gate_up: Tensor
-    down: Tensor
+    gate_up: tuple[Tensor, ...]
+    down: tuple[Tensor, ...]
     quantizes_input: bool
 
     @property
     def num_experts(self) -> int:
-        return self.down.shape[0]
+        return len(self.down)
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,6 +10,7 @@ import torch
 
 from deepinfer.config import EngineConfig, override
 from deepinfer.device.hookspecs import BackendConfig
+from deepinfer.device.overlay import checked
 from deepinfer.engine.llm_engine import LLMEngine
 from deepinfer.engine.outputs import RequestOutput
 from deepinfer.engine.sampling_params import SamplingParams
@@ -97,9 +98,9 @@ def scripted_engine(
         backend.close()
         backend.runtime = ReferenceRuntime(RuntimeMode.ADVERSARIAL, seed=runtime_seed)
     model_config = V41Config.from_json(directory)
-    worker = Worker.for_engine(
-        config, backend, model_class(model_config, backend, script), model_config
-    )
+    model = model_class(model_config, backend, script)
+    # The worker's own calls of ops are checked, too.
+    worker = Worker.for_engine(config, checked(backend), model, model_config)
     return LLMEngine(config, worker, model_config, TextTokenizer.from_directory(directory))
 
 

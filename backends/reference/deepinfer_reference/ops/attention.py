@@ -13,8 +13,9 @@ from deepinfer.device.ops import attention
 from deepinfer_reference.caches import dense_rows
 from deepinfer_reference.gemm import batched_matmul, in_whole_vectors, round_to
 
-# Keys per row are padded to this, so that a row's exponentials fill whole vectors.
-_KEY_TILE = 32
+# Keys per row are padded to this: a row's exponentials fill whole vectors, and products over 8
+# columns sum in another order than wider ones.
+KEY_TILE = 32
 # Rows gathered at a time are bounded, so that a long prefill chunk needs no more memory than this.
 _MAX_GATHERED_VALUES = 1 << 25
 
@@ -81,7 +82,7 @@ def sparse_attention(
             chosen = compressed_slots[rows]
             keys = torch.cat((keys, dense_rows(compressed).gather(chosen)), dim=1)
             slots = torch.cat((slots, chosen), dim=1)
-        missing = -slots.shape[1] % _KEY_TILE
+        missing = -slots.shape[1] % KEY_TILE
         slots, keys = pad(slots, (0, missing), value=-1), pad(keys, (0, 0, 0, missing))
         absent = slots < 0
         # Absent keys are multiplied by p = 0; a poisoned row there must not turn that into NaN.

@@ -6,13 +6,14 @@ import math
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from deepinfer.device.handles import RowCache
 from deepinfer.device.op import OpTable
 from deepinfer.device.ops import indexer
 from deepinfer_reference.caches import dense_rows
 from deepinfer_reference.gemm import ROW_TILE, round_to
-from deepinfer_reference.ops.attention import rotate
+from deepinfer_reference.ops.attention import KEY_TILE, rotate
 
 
 def index_query(q: Tensor, positions: Tensor, rope_table: Tensor, cache: RowCache) -> Tensor:
@@ -45,6 +46,8 @@ def index_scores(
     blocks = block_table[:, :num_blocks]
     slots = blocks.unsqueeze(-1) * entries_per_block + torch.arange(entries_per_block)
     slots = torch.where(blocks.unsqueeze(-1) >= 0, slots, -1).flatten(1)
+    # The number of keys grows while a request runs and must not show in the bits of a dot.
+    slots = pad(slots, (0, -slots.shape[1] % KEY_TILE), value=-1)
     keys = dense_rows(cache).gather(slots)
 
     counts = torch.bincount(row_seq, minlength=num_seqs)
@@ -72,7 +75,7 @@ def _ascending(chosen: Tensor, kept: Tensor, width: int) -> Tensor:
     last = torch.iinfo(torch.int64).max
     ordered = torch.where(kept, chosen, last).sort(dim=1).values
     ordered = torch.where(ordered == last, -1, ordered)
-    return torch.nn.functional.pad(ordered, (0, width - ordered.shape[1]), value=-1)
+    return pad(ordered, (0, width - ordered.shape[1]), value=-1)
 
 
 def _best(scores: Tensor, k: int) -> Tensor:
@@ -89,7 +92,7 @@ def select_topk(scores: Tensor, visible: Tensor, k: int) -> Tensor:
 
 def select_candidates(scores: Tensor, visible: Tensor, num_blocks: int, block_size: int) -> Tensor:
     missing = -scores.shape[1] % block_size
-    padded = torch.nn.functional.pad(scores, (0, missing), value=-torch.inf)
+    padded = pad(scores, (0, missing), value=-torch.inf)
     best = padded.unflatten(1, (-1, block_size)).amax(-1)
     newest = torch.div(visible - 1, block_size, rounding_mode="floor")
     is_newest = torch.arange(best.shape[1]) == newest.unsqueeze(1)

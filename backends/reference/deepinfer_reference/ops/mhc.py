@@ -25,25 +25,30 @@ def _sum_matrices(m: int) -> tuple[Tensor, Tensor]:
     return torch.kron(eye, ones), torch.kron(ones, eye)
 
 
+@cache
+def _scale_of_column(m: int) -> Tensor:
+    """[2 m + m * m] which of the three scales (pre, post, comb) a column of the mix takes."""
+    return torch.tensor([0] * m + [1] * m + [2] * (m * m))
+
+
 def mhc_mix(
     streams: Tensor, weights: MhcWeights, *, norm_eps: float, hc_eps: float, num_iters: int
 ) -> MhcMix:
     num_rows, num_streams, _ = streams.shape
     flat = pad_rows(streams.flatten(1).float())
     statistic = torch.rsqrt(flat.square().mean(-1, keepdim=True) + norm_eps)
-    mix = padded_matmul(flat, weights.fn) * statistic
+    mix = padded_matmul(flat, weights.fn.t()) * statistic
     m = num_streams
-    scale, base = weights.scale, weights.base
-    pre = in_whole_vectors(torch.sigmoid, mix[:, :m] * scale[0] + base[:m]) + hc_eps
-    post = 2.0 * in_whole_vectors(torch.sigmoid, mix[:, m : 2 * m] * scale[1] + base[m : 2 * m])
-    logits = mix[:, 2 * m :] * scale[2] + base[2 * m :]
-    comb = torch.softmax(logits.view(-1, m, m), dim=-1).flatten(1) + hc_eps
-    eps = comb.new_full((m * m,), hc_eps)
+    affine = mix * weights.scale.index_select(0, _scale_of_column(m)) + weights.base
+    gates = in_whole_vectors(torch.sigmoid, affine[:, : 2 * m].contiguous())
+    pre, post = gates[:, :m] + hc_eps, 2.0 * gates[:, m:]
+    comb = torch.softmax(affine[:, 2 * m :].unflatten(1, (m, m)), dim=-1).flatten(1).add_(hc_eps)
+    sums, eps = torch.empty_like(comb), torch.full_like(comb, hc_eps)
     row_sums, column_sums = _sum_matrices(m)
-    comb = comb / torch.addmm(eps, comb, column_sums)
+    comb.div_(torch.addmm(eps, comb, column_sums, out=sums))
     for _ in range(num_iters - 1):
-        comb = comb / torch.addmm(eps, comb, row_sums)
-        comb = comb / torch.addmm(eps, comb, column_sums)
+        comb.div_(torch.addmm(eps, comb, row_sums, out=sums))
+        comb.div_(torch.addmm(eps, comb, column_sums, out=sums))
     comb = comb.view(-1, m, m)
     return MhcMix(pre[:num_rows], post[:num_rows], comb[:num_rows])
 

@@ -11,7 +11,7 @@ from deepinfer.device.handles import ExpertBatch, ExpertWeights, LinearWeight
 from deepinfer.device.op import OpTable
 from deepinfer.device.ops import moe
 from deepinfer.device.ops.moe import Routing
-from deepinfer_reference.gemm import ROW_TILE, in_whole_vectors, padded_matmul
+from deepinfer_reference.gemm import ROW_TILE, in_whole_vectors, padded_matmul, tiled_matmul
 from deepinfer_reference.handles import DenseExperts, DenseLinear, SlotBatch, own_handle
 
 _RENORM_EPS = 1e-20
@@ -41,27 +41,24 @@ def moe_dispatch(x: Tensor, routing: Routing, physical: Tensor, valid: Tensor) -
     weights = routing.weights.gather(1, by_id)
     expert = torch.where(valid.unsqueeze(1), physical[ids], num_experts).flatten()
     order = torch.argsort(expert, stable=True)
-    counts = torch.bincount(expert, minlength=num_experts + 1)[:num_experts]
-    padded = (counts + (ROW_TILE - 1)) // ROW_TILE * ROW_TILE
-    ends = torch.cumsum(padded, 0)
-    # Slot of the i-th sorted pair: its expert's first slot plus its rank within the expert.
-    shift = torch.cat(((ends - padded) - (torch.cumsum(counts, 0) - counts), ends.new_zeros(1)))
-    num_pairs = int(counts.sum())
-    order = order[:num_pairs]
-    slots = torch.arange(num_pairs) + shift[expert[order]]
-    num_slots = int(ends[-1])
-    slot_rows = torch.zeros(num_slots, dtype=torch.int64)
+    counts = torch.bincount(expert, minlength=num_experts + 1)[:num_experts].tolist()
+    runs: list[tuple[int, int, int]] = []
+    sorted_slots: list[int] = []
+    end = 0
+    for e, count in enumerate(counts):
+        if count:
+            start, end = end, end + count + -count % ROW_TILE
+            runs.append((e, start, end))
+            sorted_slots.extend(range(start, start + count))
+    order = order[: len(sorted_slots)]
+    slots = torch.tensor(sorted_slots, dtype=torch.int64)
+    slot_rows = torch.zeros(end, dtype=torch.int64)
     slot_rows[slots] = torch.div(order, k, rounding_mode="floor")
-    slot_weights = torch.zeros(num_slots)
+    slot_weights = torch.zeros(end)
     slot_weights[slots] = weights.flatten()[order]
     slot_of = torch.full((num_rows * k,), -1, dtype=torch.int64)
     slot_of[order] = slots
-    runs = tuple(
-        (e, end - count, end)
-        for e, (count, end) in enumerate(zip(padded.tolist(), ends.tolist(), strict=True))
-        if count
-    )
-    return SlotBatch(x, slot_rows, slot_weights, runs, slot_of.view(num_rows, k))
+    return SlotBatch(x, slot_rows, slot_weights, tuple(runs), slot_of.view(num_rows, k))
 
 
 def moe_experts(batch: ExpertBatch, weights: ExpertWeights, swiglu_limit: float) -> Tensor:
@@ -77,10 +74,14 @@ def moe_experts(batch: ExpertBatch, weights: ExpertWeights, swiglu_limit: float)
     return _by_expert(inner, slots, packed.down).to(x.dtype)
 
 
-def _by_expert(rows: Tensor, slots: SlotBatch, matrices: Tensor) -> Tensor:
+def _by_expert(rows: Tensor, slots: SlotBatch, matrices: tuple[Tensor, ...]) -> Tensor:
     """Each run of slots times its expert's matrix; runs are whole row tiles."""
-    pieces = [padded_matmul(rows[start:stop], matrices[e]) for e, start, stop in slots.runs]
-    return torch.cat(pieces) if pieces else rows.new_empty((0, matrices.shape[1]))
+    result = rows.new_empty((rows.shape[0], matrices[0].shape[1]))
+    lengths = [stop - start for _, start, stop in slots.runs]
+    pieces = zip(slots.runs, rows.split(lengths), result.split(lengths), strict=True)
+    for (expert, _, _), inputs, outputs in pieces:
+        tiled_matmul(inputs, matrices[expert], out=outputs)
+    return result
 
 
 def moe_combine(outputs: Tensor, batch: ExpertBatch, shared: Tensor) -> Tensor:
