@@ -40,8 +40,6 @@ def make_engine(
     num_seqs: int,
     depth: int,
     num_tokens: int,
-    *,
-    streamed: bool = False,
 ) -> LLMEngine:
     """An engine on the null device with `num_seqs` requests of `num_tokens` tokens to make."""
     config = override(
@@ -62,7 +60,7 @@ def make_engine(
     params = SamplingParams(temperature=0.0, max_tokens=num_tokens, ignore_eos=True)
     for index in range(num_seqs):
         prompt = [10 + index % 100, 20, 30, 40]
-        engine.add_request(f"r{index}", prompt, params, final_only=not streamed)
+        engine.add_request(f"r{index}", prompt, params, final_only=True)
     return engine
 
 
@@ -99,6 +97,9 @@ class PhaseTimes:
         pass
 
     def idle(self, begin_us: float, end_us: float) -> None:
+        pass
+
+    def mark(self, text: str, time_us: float) -> None:
         pass
 
     def close(self) -> None:

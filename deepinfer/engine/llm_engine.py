@@ -303,8 +303,13 @@ class LLMEngine:
         self._end(sequence)
 
     def _end(self, sequence: Sequence) -> None:
+        request = sequence.request
+        if self._timeline.is_recording:
+            self._timeline.mark(
+                f"{request.request_id}[{sequence.index}] ended: {sequence.finish_reason}"
+            )
         sequence.text.finish()
-        sequence.request.changed = True
+        request.changed = True
         self._scheduler.finish(sequence)
 
     def _end_open(self, request: Request, reason: FinishReason) -> None:

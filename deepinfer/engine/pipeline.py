@@ -97,8 +97,11 @@ class StepPipeline:
 
     def advance(self) -> None:
         """One turn: launch a step if one can run, finish the steps above the depth."""
+        num_preemptions = self._scheduler.num_preemptions
         with self._timeline.phase(Phase.SCHEDULE):
             scheduled, starved = self._scheduler.schedule()
+        if self._scheduler.num_preemptions > num_preemptions:
+            self._timeline.mark(f"preempted {self._scheduler.num_preemptions - num_preemptions}")
         for sequence in starved:
             self._events.on_starved(sequence)
         if scheduled.kind is not StepKind.EMPTY:
@@ -113,6 +116,8 @@ class StepPipeline:
 
     def flush(self) -> None:
         """Finish every step in flight (ZO-9)."""
+        if self._inflight:
+            self._timeline.mark("flush")
         while self._inflight:
             self._finish_oldest()
         self._timeline.drained()
@@ -151,9 +156,11 @@ class StepPipeline:
             return build_sampling(scheduled, self._model_config, self._rules)
 
     def _finish_oldest(self) -> None:
-        state = self._inflight.popleft()
+        state = self._inflight[0]
         with self._timeline.phase(Phase.WAIT, state.scheduled.step):
             output = self._runner.collect(state)
+        # Only now: an interrupted wait leaves the step to be collected.
+        self._inflight.popleft()
         self._timeline.collected(state)
         with self._timeline.phase(Phase.COMMIT, state.scheduled.step):
             self._scheduler.collected(state.scheduled.step)

@@ -72,6 +72,8 @@ class SpanSink(Protocol):
 
     def idle(self, begin_us: float, end_us: float) -> None: ...
 
+    def mark(self, text: str, time_us: float) -> None: ...
+
     def close(self) -> None: ...
 
 
@@ -86,6 +88,9 @@ class Timeline:
 
     def collected(self, state: WorkerStepState) -> None:
         """A step's device work has ended; its events have happened."""
+
+    def mark(self, text: str) -> None:
+        """Something happened on the host now."""
 
     def drained(self) -> None:
         """Nothing is left to do; what the device idles until the next step is not counted."""
@@ -167,6 +172,11 @@ class RecordedTimeline(Timeline):
         self.totals.num_steps += 1
         for name, begin, end in state.device_work:
             self._device(DeviceSpan(name, state.scheduled, begin.time_us, end.time_us))
+
+    def mark(self, text: str) -> None:
+        """Hand an event of now to the sink."""
+        if self._sink is not None:
+            self._sink.mark(text, self._now_us())
 
     def drained(self) -> None:
         """Count no gap before the next step."""

@@ -24,6 +24,7 @@ class TraceFile:
 
     Complete events ("X") with `ts` and `dur` in microseconds from the first span: the host's
     phases, the device's work, its idle gaps; a flow arrow leads from each launch to its forward.
+    Instants ("i"): ends of answers, preemptions, flushes.
     """
 
     def __init__(self, path: Path) -> None:
@@ -96,6 +97,10 @@ class TraceFile:
             dur=end_us - begin_us,
             args={},
         )
+
+    def mark(self, text: str, time_us: float) -> None:
+        """Write an event of the host without a duration."""
+        self._write(ph="i", s="t", name=text, tid=HOST_TRACK, ts=self._since_origin(time_us))
 
     def close(self) -> None:
         """End the array; a second call does nothing."""

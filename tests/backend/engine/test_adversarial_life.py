@@ -129,5 +129,5 @@ class LongAdversarialLife(AdversarialLife):
 
 TestAdversarialLife = AdversarialLife.TestCase
 TestAdversarialLife.settings = settings(max_examples=150, stateful_step_count=30, deadline=None)
-TestLongAdversarialLife = pytest.mark.slow(LongAdversarialLife.TestCase)
+TestLongAdversarialLife = pytest.mark.timeout(7200)(pytest.mark.slow(LongAdversarialLife.TestCase))
 TestLongAdversarialLife.settings = settings(max_examples=600, stateful_step_count=40, deadline=None)

@@ -14,5 +14,5 @@ class LongAsyncLife(AsyncLife):
 
 TestAsyncLife = AsyncLife.TestCase
 TestAsyncLife.settings = settings(max_examples=500, stateful_step_count=40, deadline=None)
-TestLongAsyncLife = pytest.mark.slow(LongAsyncLife.TestCase)
+TestLongAsyncLife = pytest.mark.timeout(7200)(pytest.mark.slow(LongAsyncLife.TestCase))
 TestLongAsyncLife.settings = settings(max_examples=5000, stateful_step_count=60, deadline=None)

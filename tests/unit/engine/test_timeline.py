@@ -39,6 +39,7 @@ class Spans:
         self.host_spans: list[HostSpan] = []
         self.device_spans: list[DeviceSpan] = []
         self.gaps: list[tuple[float, float]] = []
+        self.marks: list[str] = []
 
     def host(self, span: HostSpan) -> None:
         self.host_spans.append(span)
@@ -48,6 +49,9 @@ class Spans:
 
     def idle(self, begin_us: float, end_us: float) -> None:
         self.gaps.append((begin_us, end_us))
+
+    def mark(self, text: str, time_us: float) -> None:
+        self.marks.append(text)
 
     def close(self) -> None:
         pass
@@ -141,6 +145,21 @@ def test_a_phase_inside_another_keeps_its_own_time() -> None:
     assert timeline.totals.phase_us[Phase.LAUNCH] == 15
     assert timeline.totals.phase_us[Phase.WAIT] == 100
     assert timeline.totals.host_work_us == 15
+
+
+def test_events_of_the_host_are_marked() -> None:
+    spans = Spans()
+    null = null_engine(
+        CounterScript(20, 300),
+        {"cache.num_blocks": 6, "scheduler.async_depth": 1},
+        timeline=lambda now_us, advance: RecordedTimeline(now_us, spans),
+    )
+    for name in ("a", "b"):
+        params = SamplingParams(max_tokens=16, temperature=0.0, stop_token_ids=[30])
+        null.engine.add_request(name, [5] * 4, params)
+    null.run()
+    assert {"a[0] ended: stop", "b[0] ended: stop", "preempted 1", "flush"} <= set(spans.marks)
+    null.engine.close()
 
 
 def test_time_without_requests_is_not_idle_time() -> None:
