@@ -32,6 +32,7 @@ from deepinfer.engine.step_state import (
     SchedulerOutputs,
     WorkerStepState,
 )
+from deepinfer.engine.step_upload import DeviceStep, StepUpload
 from deepinfer.model.caches import CacheGeometry, ModelCaches
 from deepinfer.model.config import V41Config
 from deepinfer.model.step_batch import StepBatch
@@ -130,16 +131,17 @@ class Worker:
 
         Args:
             scheduled: what runs, kept in the state.
-            built: host tensors; not changed by the caller until the step is collected.
+            built: host tensors; copied before this returns.
             pre_sampler_sync: called after the forward was issued; gives the sampling controls.
             timed: whether the state tells when forward and sampling began and ended.
         """
         stream = self._runtime.compute_stream
-        held: list[tuple[StepBatch, Tensor]] = []
+        upload = StepUpload(built, self._runtime)
+        held: list[tuple[DeviceStep, Tensor]] = []
 
         def forward() -> None:
-            batch = self._true_batch(built)
-            held.append((batch, self._model.forward(batch, self._caches)))
+            step = self._true_step(upload.to(self._runtime.device))
+            held.append((step, self._model.forward(step.batch, self._caches)))
 
         begun = stream.record_event(timed=True) if timed else None
         stream.enqueue(forward)
@@ -148,8 +150,8 @@ class Worker:
         output = self._allocate(built, sampling)
 
         def sample() -> None:
-            batch, logits = held.pop()
-            self._sample(logits, batch, built, sampling, output)
+            step, logits = held.pop()
+            self._sample(logits, step, built, sampling, output)
 
         resumed = stream.record_event(timed=True) if timed else None
         stream.enqueue(sample)
@@ -242,24 +244,18 @@ class Worker:
             draft_ids=zeros(num_rows, self.max_drafts),
         )
 
-    def _true_batch(self, built: BuiltStep) -> StepBatch:
-        """The step's inputs on the device, corrected by the results it goes on from."""
-        device = self._runtime.device
-        batch = _on_device(built.batch, device)
-        if batch.kind is not StepKind.DECODE:
-            return batch  # a prompt is known to the host
-        inputs = self._correct_inputs(
-            _inputs(batch), built.limits.to(device), built.remap.to(device), self._results
-        )
-        return replace(batch, **inputs._asdict())
+    def _true_step(self, step: DeviceStep) -> DeviceStep:
+        """The step with its inputs corrected by the results it goes on from."""
+        if step.batch.kind is not StepKind.DECODE:
+            return step  # a prompt is known to the host
+        inputs = self._correct_inputs(_inputs(step.batch), step.limits, step.remap, self._results)
+        return replace(step, batch=replace(step.batch, **inputs._asdict()))
 
-    def _keep_results(self, batch: StepBatch, built: BuiltStep, tokens: Tensor) -> None:
+    def _keep_results(self, step: DeviceStep, tokens: Tensor) -> None:
         """Leave what the next steps go on from in the ring; tokens [N] have no drafts before."""
-        device = self._runtime.device
-        rows = built.result_rows.to(device)
-        accepted = torch.zeros_like(tokens)
+        rows, accepted = step.result_rows, torch.zeros_like(tokens)
         after = self._next_inputs(
-            _inputs(batch), built.result_seqs.to(device), accepted, kind=batch.kind
+            _inputs(step.batch), step.result_seqs, accepted, kind=step.batch.kind
         )
         self._results.token_ids.index_copy_(0, rows, tokens.unsqueeze(1))
         self._results.num_accepted.index_copy_(0, rows, accepted)
@@ -269,7 +265,7 @@ class Worker:
     def _sample(
         self,
         logits: Tensor,
-        batch: StepBatch,
+        step: DeviceStep,
         built: BuiltStep,
         sampling: SamplingBatch,
         output: SamplerOutput,
@@ -286,7 +282,7 @@ class Worker:
         controls = sampling.to(device)
         processed = self._apply_controls(raw, self._controls(controls))
         tokens = self._sample_tokens(processed, controls.params, controls.work)
-        self._keep_results(batch, built, tokens)
+        self._keep_results(step, tokens)
         output.token_ids[:, 0].copy_(tokens, non_blocking=True)
         usable = self._finite_rows(raw) & self._finite_rows(processed)
         output.finite.copy_(usable, non_blocking=True)
@@ -312,19 +308,3 @@ def _copy_logprobs(source: Logprobs, target: HostLogprobs) -> None:
     target.rank.copy_(source.rank, non_blocking=True)
     target.top_ids.copy_(source.top_ids, non_blocking=True)
     target.top_values.copy_(source.top_values, non_blocking=True)
-
-
-def _on_device(batch: StepBatch, device: torch.device) -> StepBatch:
-    def move(tensor: Tensor) -> Tensor:
-        return tensor.to(device, non_blocking=True)
-
-    return replace(
-        batch,
-        input_ids=move(batch.input_ids),
-        query_lens=move(batch.query_lens),
-        context_lens=move(batch.context_lens),
-        seq_slots=move(batch.seq_slots),
-        block_table=move(batch.block_table),
-        history=move(batch.history),
-        logits_rows=move(batch.logits_rows),
-    )

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
-import torch
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis.stateful import run_state_machine_as_test
 
@@ -13,7 +12,7 @@ from deepinfer.device.ops.state import NextInputs
 from deepinfer.engine.deferred_release import DeferredRelease
 from deepinfer.engine.remap import Remap
 from deepinfer.engine.step_state import SequenceMetadata
-from deepinfer.engine.worker import Worker, _on_device
+from deepinfer.engine.worker import Worker
 from tests.backend.engine.test_adversarial_life import AdversarialLife
 
 Plant = Callable[[pytest.MonkeyPatch], None]
@@ -35,9 +34,7 @@ def _release_one_step_early(patch: pytest.MonkeyPatch) -> None:
 
 
 def _skip_the_correction(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(
-        Worker, "_true_batch", lambda self, built: _on_device(built.batch, torch.device("cpu"))
-    )
+    patch.setattr(Worker, "_true_step", lambda self, step: step)
 
 
 def _ignore_the_generation(patch: pytest.MonkeyPatch) -> None:
