@@ -108,18 +108,24 @@ class LLMEngine:
 
     @classmethod
     def from_config(
-        cls, config: EngineConfig, *, timeline_file: Path | None = None, timed: bool = False
+        cls,
+        config: EngineConfig,
+        *,
+        backend: Backend | None = None,
+        timeline_file: Path | None = None,
+        timed: bool = False,
     ) -> LLMEngine:
         """Load backend, checkpoint and tokenizer.
 
         Args:
             config: resolved configuration.
+            backend: made by the caller, closed by the engine; None loads the one it names.
             timeline_file: trace of host and device to write.
             timed: add up the times of host and device also without a file.
         Raises:
             CapabilityError, CheckpointError, ConfigError: what cannot be had, and why.
         """
-        backend = load_backend(
+        backend = backend or load_backend(
             BackendConfig(config.backend.name, config.numerics, dict(config.backend.options))
         )
         try:
