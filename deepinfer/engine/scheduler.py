@@ -19,6 +19,7 @@ out, sits a step out. It is neither preempted nor ended on a guess.
 
 from __future__ import annotations
 
+import bisect
 import enum
 import logging
 from collections.abc import Callable
@@ -92,8 +93,7 @@ class Scheduler:
     def add(self, sequence: Sequence) -> None:
         """Queue a sequence."""
         sequence.status = SequenceStatus.WAITING
-        self.waiting.append(sequence)
-        self.waiting.sort(key=lambda waiting: waiting.order)
+        bisect.insort(self.waiting, sequence, key=lambda waiting: waiting.order)
 
     @property
     def has_work(self) -> bool:
@@ -159,8 +159,7 @@ class Scheduler:
         sequence.blocks = self.blocks.allocate(needed)
         sequence.prefill_target = len(sequence.token_ids)
         sequence.status = SequenceStatus.RUNNING
-        self.running.append(sequence)
-        self.running.sort(key=lambda running: running.order)
+        bisect.insort(self.running, sequence, key=lambda running: running.order)
         return True
 
     def _chunk(self, sequence: Sequence, budget: int) -> SequenceMetadata:
