@@ -159,6 +159,7 @@ def build_sampling(
         rows.append(
             SamplingRow(
                 request.params,
+                request.controls,
                 request.seed,
                 sequence.index,
                 stop,

@@ -25,6 +25,7 @@ from deepinfer.engine.kv_sizing import longest_sequence
 from deepinfer.engine.output_text import OutputText
 from deepinfer.engine.outputs import CompletionOutput, FinishReason, RequestOutput
 from deepinfer.engine.pipeline import PipelineEvents, StepPipeline
+from deepinfer.engine.request_controls import RequestControls
 from deepinfer.engine.sampling_params import SamplingParams
 from deepinfer.engine.scheduler import Scheduler
 from deepinfer.engine.sequence import Request, Sequence
@@ -201,6 +202,7 @@ class LLMEngine:
             prompt=prompt if isinstance(prompt, str) else None,
             prompt_token_ids=token_ids,
             params=params,
+            controls=RequestControls.of(params, self.model_config.vocab_size),
             seed=secrets.randbits(63) if params.seed is None else params.seed,
             priority=priority,
             arrival=next(self._arrivals),

@@ -23,7 +23,12 @@ from deepinfer.device.ops.sampling import (
     SparseIds,
 )
 from deepinfer.engine.host_tensor import float32_tensor, int64_tensor
+from deepinfer.engine.request_controls import PLAIN_CHOICE, RequestControls
 from deepinfer.engine.sampling_params import SamplingParams
+
+# Rows of `reals` and `integers` for a row of which nothing is asked; also the padding.
+_PLAIN_REALS = (*PLAIN_CHOICE, 1.0, 0.0, 0.0)
+_PLAIN_INTEGERS = (0, 0, 0, 0, -1)
 
 
 class SamplingRow(NamedTuple):
@@ -31,6 +36,7 @@ class SamplingRow(NamedTuple):
 
     Attributes:
         params: what the request asks for.
+        controls: the same, worked out.
         seed: 64-bit signed seed of the request; drawn at admission if it named none, so that
             a neighbour without a seed never moves a seeded request.
         sample_index: which of the request's answers.
@@ -41,6 +47,7 @@ class SamplingRow(NamedTuple):
     """
 
     params: SamplingParams
+    controls: RequestControls
     seed: int
     sample_index: int
     position: int
@@ -110,22 +117,6 @@ class SamplingBatch:
                 repetition, presence, frequency, self.integers[4], output_counts, prompt_seen
             )
         return LogitControls(self.allowed, self.banned, self.bias, penalties)
-
-
-# Rows of `reals` and `integers` for a row of which nothing is asked; also the padding.
-_PLAIN_REALS = (0.0, 1.0, 0.0, 1.0, 0.0, 0.0)
-_PLAIN_INTEGERS = (0, 0, 0, 0, -1)
-
-
-def _top_k(params: SamplingParams, vocab_size: int) -> int:
-    """Tokens that a row keeps; 0 keeps all."""
-    return params.top_k if 0 < params.top_k < vocab_size and not params.is_greedy else 0
-
-
-def _work(params: SamplingParams, top_k: int) -> SampleWork:
-    if params.is_greedy:
-        return SampleWork.GREEDY
-    return SampleWork.SORTED if top_k or params.top_p < 1.0 else SampleWork.RANDOM
 
 
 Controlled = Sequence[tuple[int, SamplingRow]]
@@ -212,35 +203,34 @@ def build_sampling_batch(
         )
     num_padding = capacity - len(rows)
     # Column by column and flat: a tuple for each row, or a nested list, costs several times more.
-    top_k = [_top_k(row.params, vocab_size) for row in rows]
+    controls = [row.controls for row in rows]
     integers = (
-        top_k,
+        [each.top_k for each in controls],
         [row.seed for row in rows],
         [row.sample_index for row in rows],
         [row.position for row in rows],
-        [row.slot if row.params.has_penalties else -1 for row in rows],
+        [row.slot if row.controls.has_penalties else -1 for row in rows],
     )
     flat = itertools.chain.from_iterable(
         column + [plain] * num_padding
         for column, plain in zip(integers, _PLAIN_INTEGERS, strict=True)
     )
-    reals = [row.params.sampling_reals for row in rows] + [_PLAIN_REALS] * num_padding
-    works = [_work(row.params, kept) for row, kept in zip(rows, top_k, strict=True)]
+    reals = [each.reals for each in controls] + [_PLAIN_REALS] * num_padding
     wanted = [row.params.logprobs for row in rows if row.params.logprobs is not None]
     controlled = [
         (index, row)
         for index, row in enumerate(rows)
-        if row.mask is not None or not row.params.is_uncontrolled
+        if row.mask is not None or not row.controls.is_free
     ]
     return SamplingBatch(
         reals=float32_tensor(itertools.chain.from_iterable(reals))
         .view(capacity, len(_PLAIN_REALS))
         .T.contiguous(),
         integers=int64_tensor(flat).view(len(_PLAIN_INTEGERS), capacity),
-        work=max(works, default=SampleWork.GREEDY),
+        work=max([each.work for each in controls], default=SampleWork.GREEDY),
         allowed=_allowed(controlled, capacity, vocab_size),
         banned=_banned(controlled, len(rows), eos_token_ids, never_token_ids),
         bias=_bias(controlled),
-        has_penalties=any(row.params.has_penalties for row in rows),
+        has_penalties=any(each.has_penalties for each in controls),
         num_top=max(wanted, default=None),
     )

@@ -5,7 +5,6 @@ from __future__ import annotations
 import difflib
 import reprlib
 from collections.abc import Iterable, Mapping
-from functools import cached_property
 from typing import TYPE_CHECKING, Annotated, Any, Self, TypeAlias
 
 from pydantic import (
@@ -21,7 +20,6 @@ from deepinfer.device.errors import RequestError
 
 # Below this, logits divided by the temperature may leave the float32 range; the limit is greedy.
 GREEDY_BELOW_TEMPERATURE = 1e-4
-LARGEST_FLOAT32 = 3.4028234663852886e38
 MAX_LOGPROBS = 20
 MAX_NUM_OUTPUTS = 1024
 MAX_LOGIT_BIAS = 100.0
@@ -152,26 +150,12 @@ class SamplingParams(BaseModel):
             )
         return self
 
-    @cached_property
+    @property
     def is_greedy(self) -> bool:
         """Whether only the most likely token can be chosen, so that no randomness is needed."""
         return self.temperature < GREEDY_BELOW_TEMPERATURE or self.top_k == 1 or self.top_p == 0.0
 
-    @cached_property
-    def sampling_reals(self) -> tuple[float, float, float, float, float, float]:
-        """Temperature (0 when greedy), top_p, min_p and the three penalties of every row."""
-        penalties = (self.repetition_penalty, self.presence_penalty, self.frequency_penalty)
-        if self.is_greedy:
-            return (0.0, 1.0, 0.0, *penalties)
-        # Beyond float32 the temperature would be infinite, and -inf divided by it NaN.
-        return (min(self.temperature, LARGEST_FLOAT32), self.top_p, self.min_p, *penalties)
-
-    @cached_property
-    def is_uncontrolled(self) -> bool:
-        """Whether no token is ever removed or biased for this request itself."""
-        return not (self.min_tokens or self.logit_bias or self.allowed_token_ids is not None)
-
-    @cached_property
+    @property
     def has_penalties(self) -> bool:
         """Whether the tokens so far change what comes next."""
         return (

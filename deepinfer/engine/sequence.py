@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from deepinfer.engine.output_text import OutputText
 from deepinfer.engine.outputs import FinishReason, TokenLogprob
+from deepinfer.engine.request_controls import RequestControls
 from deepinfer.engine.sampling_params import SamplingParams
 from deepinfer.structured.constraint import Constraint
 
@@ -20,6 +21,7 @@ class Request:
         prompt: text, or None when token ids were given.
         prompt_token_ids: at least one token.
         params: checked against the model.
+        controls: what they say about every sampled row.
         seed: 64-bit seed; drawn at admission when the request names none.
         priority: lower runs first.
         arrival: order of arrival.
@@ -34,6 +36,7 @@ class Request:
     prompt: str | None
     prompt_token_ids: list[int]
     params: SamplingParams
+    controls: RequestControls
     seed: int
     priority: int
     arrival: int

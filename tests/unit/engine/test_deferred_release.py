@@ -6,12 +6,15 @@ from typing import cast
 
 from deepinfer.engine.deferred_release import DeferredRelease
 from deepinfer.engine.output_text import OutputText
+from deepinfer.engine.request_controls import RequestControls
 from deepinfer.engine.sampling_params import SamplingParams
 from deepinfer.engine.sequence import Request, Sequence
 
+PARAMS = SamplingParams()
+
 
 def sequence_of_step(last_step: int) -> Sequence:
-    request = Request("r", None, [1], SamplingParams(), 0, 0, 0, None)
+    request = Request("r", None, [1], PARAMS, RequestControls.of(PARAMS, 9), 0, 0, 0, None)
     return Sequence(request, 0, [1], cast(OutputText, None), max_len=9, last_step=last_step)
 
 

@@ -8,15 +8,17 @@ from deepinfer.device.ops.state import NEWCOMER
 from deepinfer.device.runtime import StepKind
 from deepinfer.engine.output_text import OutputText
 from deepinfer.engine.remap import Remap, ResultRing
+from deepinfer.engine.request_controls import RequestControls
 from deepinfer.engine.sampling_params import SamplingParams
 from deepinfer.engine.sequence import Request, Sequence
 from deepinfer.engine.step_state import SchedulerOutputs, SequenceMetadata
 
+PARAMS = SamplingParams()
 RING = ResultRing(num_steps=3, rows_per_step=4)
 
 
 def sequences(count: int) -> list[Sequence]:
-    request = Request("r", None, [1], SamplingParams(), 0, 0, 0, None)
+    request = Request("r", None, [1], PARAMS, RequestControls.of(PARAMS, 9), 0, 0, 0, None)
     return [
         Sequence(request, index, [1], cast(OutputText, None), max_len=99) for index in range(count)
     ]

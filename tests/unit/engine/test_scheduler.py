@@ -19,6 +19,7 @@ from deepinfer.cache.block_pool import BlockPool, blocks_for
 from deepinfer.device.errors import ContractError
 from deepinfer.device.runtime import StepKind
 from deepinfer.engine.output_text import OutputText
+from deepinfer.engine.request_controls import RequestControls
 from deepinfer.engine.sampling_params import SamplingParams
 from deepinfer.engine.scheduler import Scheduler
 from deepinfer.engine.sequence import Request, Sequence, SequenceStatus
@@ -51,6 +52,7 @@ def make_sequence(
         prompt=None,
         prompt_token_ids=tokens,
         params=SamplingParams(),
+        controls=RequestControls.of(SamplingParams(), 9),
         seed=0,
         priority=priority,
         arrival=arrival,
