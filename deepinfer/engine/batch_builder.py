@@ -10,10 +10,8 @@ import torch
 from torch import Tensor
 
 from deepinfer.device.ops.state import NEWCOMER
-from deepinfer.engine.commit import StopRules
 from deepinfer.engine.host_tensor import int64_tensor
 from deepinfer.engine.remap import Remap, ResultRing
-from deepinfer.engine.sampling_batch import SamplingBatch, SamplingRow, build_sampling_batch
 from deepinfer.engine.step_state import SchedulerOutputs, SequenceMetadata
 from deepinfer.model.config import V41Config
 from deepinfer.model.step_batch import StepBatch
@@ -135,42 +133,3 @@ def _block_table(sequences: tuple[SequenceMetadata, ...]) -> Tensor:
         flat += held
         flat += [-1] * (width - len(held))
     return int64_tensor(flat).view(len(blocks), width)
-
-
-def build_sampling(
-    scheduled: SchedulerOutputs, config: V41Config, rules: StopRules
-) -> SamplingBatch:
-    """Sampling controls of the rows that sample, from what is committed now.
-
-    Args:
-        scheduled: what runs.
-        config: the model.
-        rules: ids that end an answer, removed while a row is short of min_tokens, and ids that
-            are always removed.
-    """
-    rows: list[SamplingRow] = []
-    for metadata in scheduled.sequences:
-        if not metadata.samples:
-            continue
-        sequence, request = metadata.sequence, metadata.sequence.request
-        stop = metadata.context_len + metadata.query_len
-        # A sequence that ended or moved on meanwhile has no row to constrain.
-        constraint = sequence.constraint if metadata.is_current else None
-        rows.append(
-            SamplingRow(
-                request.params,
-                request.controls,
-                request.seed,
-                sequence.index,
-                stop,
-                stop - len(request.prompt_token_ids),
-                metadata.slot,
-                None if constraint is None else constraint.mask(0),
-            )
-        )
-    return build_sampling_batch(
-        rows,
-        config.vocab_size,
-        eos_token_ids=sorted(rules.eos_token_ids),
-        never_token_ids=rules.never_token_ids,
-    )

@@ -33,10 +33,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from deepinfer.device.runtime import StepKind
-from deepinfer.engine.batch_builder import build_sampling, build_step
+from deepinfer.engine.batch_builder import build_step
 from deepinfer.engine.commit import StopRules, commit
 from deepinfer.engine.remap import Remap, ResultRing
 from deepinfer.engine.sampling_batch import SamplingBatch
+from deepinfer.engine.sampling_builder import SamplingBuilder
 from deepinfer.engine.scheduler import Scheduler
 from deepinfer.engine.sequence import Sequence
 from deepinfer.engine.step_runner import StepRunner
@@ -86,6 +87,7 @@ class StepPipeline:
         self._runner, self._scheduler = runner, scheduler
         self._model_config, self._rules, self._events = model_config, rules, events
         self._timeline, self._depth = timeline, async_depth
+        self._sampling = SamplingBuilder(model_config.vocab_size, rules)
         self._ring = ResultRing(async_depth + 1, scheduler.slots.num_blocks)
         self._inflight: deque[WorkerStepState] = deque()
         self.num_steps = self.num_generated_tokens = 0
@@ -153,7 +155,7 @@ class StepPipeline:
         while self._inflight and (len(self._inflight) >= self._depth or _awaits_tokens(scheduled)):
             self._finish_oldest()
         with self._timeline.phase(Phase.CONTROLS, scheduled.step):
-            return build_sampling(scheduled, self._model_config, self._rules)
+            return self._sampling.build(scheduled)
 
     def _finish_oldest(self) -> None:
         state = self._inflight[0]
