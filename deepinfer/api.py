@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections import deque
 from collections.abc import Generator, Sequence
+from pathlib import Path
 from types import TracebackType
 
 from torch import Tensor
@@ -16,6 +17,7 @@ from deepinfer.device.runtime import StepKind
 from deepinfer.engine.llm_engine import LLMEngine
 from deepinfer.engine.outputs import RequestOutput
 from deepinfer.engine.sampling_params import SamplingParams
+from deepinfer.engine.timeline import Timeline
 from deepinfer.model.loading import load_model
 from deepinfer.model.trace_run import trace_tokens
 from deepinfer.model.tracing import TraceSink
@@ -38,6 +40,7 @@ class LLM:
         self,
         config: EngineConfig | None = None,
         *,
+        timeline_file: Path | None = None,
         backend: Backend | None = None,
         **overrides: object,
     ) -> None:
@@ -45,6 +48,7 @@ class LLM:
 
         Args:
             config: resolved configuration; None takes the defaults.
+            timeline_file: trace of host and device to write; None times nothing.
             backend: a backend made by the caller, in the configuration's numerics; `close`
                 closes it. None loads the one that the configuration names.
             overrides: dotted or nested fields on top, for example `numerics="exact"` or
@@ -54,7 +58,9 @@ class LLM:
         """
         config = config or EngineConfig()
         self.config = override(config, overrides) if overrides else config
-        self.engine = LLMEngine.from_config(self.config, backend=backend)
+        self.engine = LLMEngine.from_config(
+            self.config, backend=backend, timeline_file=timeline_file
+        )
         self._ids = itertools.count()
         # Outputs of requests that another caller's steps produced: a generate inside an open
         # stream, two streams side by side. Only requests whose caller still waits have a box.
@@ -97,6 +103,7 @@ class LLM:
                     own,
                     priority=0 if priorities is None else priorities[index],
                     timeout_s=timeout_s,
+                    final_only=True,
                 )
             except RequestError as error:
                 results[request_id] = _refused(request_id, prompt, error)
@@ -155,6 +162,11 @@ class LLM:
         """Abort a request that nobody waits for any more."""
         self._inboxes.pop(request_id, None)
         self.engine.abort(request_id)
+
+    @property
+    def timeline(self) -> Timeline:
+        """What host and device did so far, if a timeline file was named."""
+        return self.engine.timeline
 
     def close(self) -> None:
         """Free the device."""

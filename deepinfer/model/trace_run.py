@@ -93,7 +93,7 @@ def trace_tokens(
     caches = loaded.backbone.create_caches(geometry)
     device = backend.runtime.device
     recorder, logits = _Recorder(observer), []
-    history_len = max(config.engram_max_ngram_size - 1, 1)
+    history_len = config.history_len
 
     def one(value: int) -> Tensor:
         return torch.tensor([value], device=device)

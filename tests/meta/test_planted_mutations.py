@@ -36,6 +36,8 @@ from deepinfer.device.ops import (
 from deepinfer.device.ops.mhc import MhcMix
 from deepinfer.device.ops.moe import Routing
 from deepinfer.device.ops.sampling import LogitControls, Logprobs, SampleParams
+from deepinfer.device.ops.state import NEWCOMER, StepResults
+from deepinfer.device.runtime import StepKind
 from deepinfer_conformance.bench import Bench
 from deepinfer_conformance.cases import op_cases
 from deepinfer_conformance.locate import locate
@@ -129,6 +131,10 @@ def _renormalised(routing: Routing) -> Routing:
 
 def _next_expert(routing: Routing) -> Routing:
     return routing._replace(ids=(routing.ids + 1) % 6)
+
+
+def _none_accepted(results: StepResults) -> StepResults:
+    return results._replace(num_accepted=torch.zeros_like(results.num_accepted))
 
 
 def _unnormed_ratio(spec: OpSpec[..., Any]) -> Mutant:
@@ -231,6 +237,11 @@ MUTANTS: tuple[Mutant, ...] = (
     _with(sampling.count_tokens, "slot-aliased", slots=_shift_slots),
     _after(sampling.token_logprobs, "rank-from-zero", _rank_from_zero),
     _after(sampling.finite_rows, "inverted", torch.logical_not),
+    _with(state.correct_inputs, "remap-skipped", remap=lambda r: torch.full_like(r, NEWCOMER)),
+    _with(state.correct_inputs, "accepted-ignored", results=_none_accepted),
+    _with(state.correct_inputs, "limits-ignored", limits=lambda x: x + 100),
+    _with(state.next_inputs, "accepted-ignored", num_accepted=torch.zeros_like),
+    _with(state.next_inputs, "as-prefill", kind=lambda kind: StepKind.PREFILL),
     _with(state.row_layout, "context-stale", context_lens=lambda c: (c - 1).clamp_min(0)),
     _with(state.window_plan, "floors-ignored", floors=torch.zeros_like),
     _with(state.window_plan, "slots-ignored", seq_slots=lambda s: torch.arange(len(s))),
