@@ -11,6 +11,7 @@ from deepinfer.device.backend_config import BackendConfig
 from deepinfer.device.comparison import Comparison
 from deepinfer.device.errors import ContractError, DeepInferError
 from deepinfer.device.numerics import Numerics
+from deepinfer.device.overlay import checked
 from deepinfer.device.registry import load_backend
 from deepinfer.device.samples import build_arguments
 from deepinfer.device.samples.canonical import CanonicalCache
@@ -144,11 +145,15 @@ def run_case(backend: Backend, case: OpCase, reference: Backend | None) -> CaseR
 
 
 def refusal_fault(backend: Backend, case: OpErrorCase) -> str:
-    """What is wrong with a backend's refusal of an error case; empty when it is right."""
+    """What is wrong with a backend's refusal of an error case; empty when it is right.
+
+    The backend's ops run behind the checks of their contracts, which refuse shapes and dtypes;
+    what only the backend can know, such as a foreign handle, it refuses itself.
+    """
     expected = case.error
     arguments = build_arguments(case.spec, expected, case.numerics)
     try:
-        run_op(backend, case.spec, arguments)
+        run_op(checked(backend), case.spec, arguments)
     except expected.exception as error:
         if re.search(expected.pattern, str(error)):
             return ""

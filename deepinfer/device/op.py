@@ -1,19 +1,24 @@
 """Op contracts and the table that binds them to one backend's implementations.
 
 An op is declared once, as a decorated function without a body: its signature is its type, its
-docstring its contract. The spec holds no arithmetic; the oracle is the backend named
+docstring its contract. A call whose tensors differ from it raises ContractError where checks are
+on (`OpTable.checked`). The spec holds no arithmetic; the oracle is the backend named
 `reference`. A composite op also carries `compose`, which builds it from smaller ops, so that a
 backend overrides whichever level it does best.
 """
 
 from __future__ import annotations
 
+import functools
 import inspect
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Generic, ParamSpec, TypeVar, cast
 
+import torch
+
 from deepinfer.device.comparison import Comparison
+from deepinfer.device.contract import TensorContract, check_call, tensor_contracts
 from deepinfer.device.errors import CapabilityError, ContractError
 
 P = ParamSpec("P")
@@ -33,6 +38,7 @@ class OpSpec(Generic[P, R]):
         mutates: names of arguments that the op changes in place.
         feature: capability a backend declares to have it; None means every backend must.
         compose: builds the op from smaller ones; None for a primitive op.
+        tensors: shapes and dtypes of its arguments, as the docstring states them.
     """
 
     name: str
@@ -43,6 +49,7 @@ class OpSpec(Generic[P, R]):
     mutates: tuple[str, ...]
     feature: str | None
     compose: Callable[[OpTable], Callable[P, R]] | None
+    tensors: tuple[TensorContract, ...]
 
     def __repr__(self) -> str:
         return f"OpSpec({self.family}/{self.name})"
@@ -71,15 +78,17 @@ def op(
             raise ContractError(f"op {name} is declared twice; names are unique")
         if not function.__doc__:
             raise ContractError(f"op {name} has no docstring; the docstring is its contract")
+        signature = inspect.signature(function)
         spec = OpSpec(
             name=name,
             family=family,
-            signature=inspect.signature(function),
+            signature=signature,
             doc=inspect.cleandoc(function.__doc__),
             compare=compare if isinstance(compare, Mapping) else {"out": compare},
             mutates=mutates,
             feature=feature,
             compose=cast("Callable[[OpTable], Callable[P, R]] | None", compose),
+            tensors=tensor_contracts(signature, function.__doc__, function.__module__),
         )
         _REGISTRY[name] = spec
         return spec
@@ -99,6 +108,18 @@ class OpChoice:
     op: str
     implementation: str
     reason: str
+
+
+def _checked(
+    spec: OpSpec[..., Any], function: Callable[..., Any], activation: torch.dtype
+) -> Callable[..., Any]:
+    @functools.wraps(function)
+    def call(*args: object, **kwargs: object) -> object:
+        arguments = spec.signature.bind(*args, **kwargs).arguments
+        check_call(spec.name, spec.tensors, arguments, activation)
+        return function(*args, **kwargs)
+
+    return call
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,6 +202,20 @@ class OpTable:
         except CapabilityError:
             return False
         return True
+
+    def checked(self) -> OpTable:
+        """The same implementations, each refusing calls that differ from its contract.
+
+        For conformance and for whoever writes a model: a ContractError names the argument, its
+        shape or dtype, and the line of the contract.
+        """
+        table = OpTable(self.backend, device=self.device, dtype=self.dtype)
+        activation: torch.dtype = getattr(torch, self.dtype)
+        for name, own in self._implementations.items():
+            table._implementations[name] = _Implementation(
+                _checked(_REGISTRY[name], own.function, activation), own.label, own.reason
+            )
+        return table
 
     def explain(self) -> Iterator[OpChoice]:
         """One choice per declared op, in order of family and name."""

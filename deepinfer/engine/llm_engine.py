@@ -110,13 +110,16 @@ class LLMEngine:
         self._generated_tokens = self._num_steps = self._num_non_finite = 0
 
     @classmethod
-    def from_config(cls, config: EngineConfig) -> LLMEngine:
+    def from_config(cls, config: EngineConfig, *, backend: Backend | None = None) -> LLMEngine:
         """Load backend, checkpoint and tokenizer.
 
+        Args:
+            config: resolved configuration.
+            backend: made by the caller, closed by the engine; None loads the one it names.
         Raises:
             CapabilityError, CheckpointError, ConfigError: what cannot be had, and why.
         """
-        backend = load_backend(
+        backend = backend or load_backend(
             BackendConfig(config.backend.name, config.numerics, dict(config.backend.options))
         )
         try:

@@ -19,7 +19,7 @@ class HashConstants(NamedTuple):
     """Constants of the n-gram hash, on the device.
 
     Attributes:
-        token_map: [V] int64 token id -> compressed id.
+        token_map: [V] int32 token id -> compressed id.
         multipliers: [L, max_ngram] int64 per Engram layer and shift.
         primes: [L, (max_ngram - 1) * heads] int64, columns by order then head.
         offsets: [L, (max_ngram - 1) * heads] int64 first row of each column.

@@ -22,6 +22,8 @@ def rope_store(
         rope_table: [max_positions, R] fp32, cos of the R / 2 pairs, then sin.
         cache: rows of width N; changed in place.
 
+    Raises:
+        ContractError: another backend made the cache.
     Contract: skipped rows may hold NaN; zero rows allowed; does not synchronise.
     Source: window KV, compressed KV and index keys of CSA2 (rotation pairs are interleaved).
     """
@@ -39,6 +41,9 @@ def copy_rows(
         source_slots: [n] int64; -1 skips the row.
         destination_slots: [n] int64, distinct; -1 skips the row.
         destination: cache written; may be `source` when no row is both read and written.
+
+    Raises:
+        ContractError: the caches differ in record or width, or another backend made one.
     """
     raise NotImplementedError
 

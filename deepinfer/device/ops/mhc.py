@@ -169,8 +169,8 @@ def mhc_boundary(
     """From one sublayer's output to the next sublayer's input in one op.
 
     Args:
-        y: [T, D] output of the sublayer that ends.
-        streams: [T, M, D] streams it started from.
+        y: [T, D] activation dtype, output of the sublayer that ends.
+        streams: [T, M, D] activation dtype, streams it started from.
         mix: its own mixing; post and comb expand, pre collapses for the next sublayer.
         weights: mixing parameters of the next sublayer.
         norm_weight: [D] fp32 norm of the next sublayer.

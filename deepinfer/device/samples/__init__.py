@@ -12,6 +12,7 @@ from typing import Any
 
 from deepinfer.device.numerics import Numerics
 from deepinfer.device.op import OpSpec
+from deepinfer.device.samples.contract_errors import derived_errors
 from deepinfer.device.samples.registry import (
     Arguments,
     ErrorCase,
@@ -45,9 +46,10 @@ def samples_of(spec: OpSpec[..., Any]) -> tuple[Sample, ...]:
 
 
 def errors_of(spec: OpSpec[..., Any]) -> tuple[ErrorCase, ...]:
-    """Error cases of an op in order of declaration; empty for an op that has none."""
-    _load(spec.family)
-    return registered_errors(spec.name)
+    """Error cases of an op: those declared, then those that follow from its contract."""
+    samples = samples_of(spec)
+    derived = derived_errors(spec, samples[0]) if samples else ()
+    return registered_errors(spec.name) + derived
 
 
 def build_arguments(

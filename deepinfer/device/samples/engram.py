@@ -43,7 +43,7 @@ def _constants(num_layers: int, max_ngram: int, heads: int) -> HashConstants:
     ]
     offsets = [[sum(row[:column]) for column in range(columns)] for row in primes]
     return HashConstants(
-        token_map=torch.arange(_VOCAB) // (_VOCAB // _CLASSES),
+        token_map=(torch.arange(_VOCAB) // (_VOCAB // _CLASSES)).int(),
         multipliers=torch.tensor(multipliers, dtype=torch.int64),
         primes=torch.tensor(primes, dtype=torch.int64),
         offsets=torch.tensor(offsets, dtype=torch.int64),
