@@ -1,17 +1,28 @@
-"""The Python interface: `LLM.generate` and `LLM.stream`."""
+"""The Python interface: `LLM.generate`, `LLM.stream`, and `trace` for looking inside."""
 
 from __future__ import annotations
 
 import itertools
 from collections import deque
 from collections.abc import Callable, Generator, Sequence
+from pathlib import Path
 from types import TracebackType
 
+from torch import Tensor
+
 from deepinfer.config import EngineConfig, override
+from deepinfer.device.backend import Backend
 from deepinfer.device.errors import RequestError
+from deepinfer.device.runtime import StepKind
 from deepinfer.engine.llm_engine import LLMEngine
 from deepinfer.engine.outputs import RequestOutput
 from deepinfer.engine.sampling_params import SamplingParams
+from deepinfer.engine.timeline import Timeline
+from deepinfer.model.loading import load_model
+from deepinfer.model.trace_run import trace_tokens
+from deepinfer.model.tracing import TraceSink
+
+__all__ = ["LLM", "EngineConfig", "Prompt", "RequestOutput", "SamplingParams", "trace"]
 
 Prompt = str | list[int]
 
@@ -25,11 +36,21 @@ class LLM:
         ...     llm.generate(["Once upon a time"], SamplingParams(max_tokens=40))[0].outputs[0].text
     """
 
-    def __init__(self, config: EngineConfig | None = None, **overrides: object) -> None:
+    def __init__(
+        self,
+        config: EngineConfig | None = None,
+        *,
+        timeline_file: Path | None = None,
+        backend: Backend | None = None,
+        **overrides: object,
+    ) -> None:
         """Load the model.
 
         Args:
             config: resolved configuration; None takes the defaults.
+            timeline_file: trace of host and device to write; None times nothing.
+            backend: a backend made by the caller, in the configuration's numerics; `close`
+                closes it. None loads the one that the configuration names.
             overrides: dotted or nested fields on top, for example `numerics="exact"` or
                 `**{"cache.block_size": 32}`.
         Raises:
@@ -37,7 +58,9 @@ class LLM:
         """
         config = config or EngineConfig()
         self.config = override(config, overrides) if overrides else config
-        self.engine = LLMEngine.from_config(self.config)
+        self.engine = LLMEngine.from_config(
+            self.config, backend=backend, timeline_file=timeline_file
+        )
         self._ids = itertools.count()
         # Outputs of requests that another caller's steps produced: a generate inside an open
         # stream, two streams side by side. Only requests whose caller still waits have a box.
@@ -82,6 +105,7 @@ class LLM:
                     own,
                     priority=0 if priorities is None else priorities[index],
                     timeout_s=timeout_s,
+                    final_only=True,
                 )
             except RequestError as error:
                 results[request_id] = _refused(request_id, prompt, error)
@@ -146,6 +170,11 @@ class LLM:
         self._inboxes.pop(request_id, None)
         self.engine.abort(request_id)
 
+    @property
+    def timeline(self) -> Timeline:
+        """What host and device did so far, if a timeline file was named."""
+        return self.engine.timeline
+
     def close(self) -> None:
         """Free the device."""
         self.engine.close()
@@ -171,6 +200,48 @@ class LLM:
         if len(params) != count:
             raise RequestError(f"{len(params)} sampling params for {count} prompts; give one each")
         return list(params)
+
+
+def trace(
+    config: EngineConfig,
+    token_ids: Sequence[int],
+    *,
+    backend: Backend,
+    kind: StepKind = StepKind.PREFILL,
+    chunk: int | None = None,
+    observer: TraceSink | None = None,
+) -> dict[str, Tensor]:
+    """Run one sequence through the model with every intermediate tensor kept.
+
+    Args:
+        config: names the checkpoint; its backend section is not used.
+        token_ids: the sequence.
+        backend: where it runs; the caller closes it.
+        kind: PREFILL in chunks, or DECODE token by token.
+        chunk: tokens per step; None: all at once (1 when decoding).
+        observer: is told every tensor at once, in execution order.
+
+    Returns:
+        Tensors on the CPU by trace name, in execution order; `logits` [n, vocab] fp32 is last.
+    Raises:
+        RequestError: no token, an id outside the vocabulary, or too many tokens.
+    """
+    checkpoint = config.checkpoint
+    loaded = load_model(
+        checkpoint.directory,
+        backend,
+        max_positions=config.max_model_len,
+        random_seed=checkpoint.seed if checkpoint.random_weights else None,
+    )
+    return trace_tokens(
+        loaded,
+        backend,
+        token_ids,
+        kind=kind,
+        chunk=chunk,
+        max_len=config.max_model_len,
+        observer=observer,
+    )
 
 
 def _as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import re
 from dataclasses import dataclass
 
 import torch
@@ -23,6 +25,19 @@ class Verdict:
     error: float
     bound: float
     where: str
+
+    @property
+    def ratio(self) -> float:
+        """Error in units of the bound; a bound of 0 makes any error infinite."""
+        if self.bound > 0.0:
+            return self.error / self.bound
+        return 0.0 if self.error == 0.0 else math.inf
+
+    @property
+    def row(self) -> int | None:
+        """First index of the worst place; None where the words name none."""
+        found = re.match(r"at \[(\d+)", self.where) or re.match(r"row (\d+)", self.where)
+        return int(found.group(1)) if found else None
 
 
 def place(excess: Tensor, value: Tensor, truth: Tensor) -> str:

@@ -206,6 +206,11 @@ class V41Config(BaseModel):
         )
 
     @property
+    def history_len(self) -> int:
+        """Tokens before a request's first row that a step needs, at least 1."""
+        return max(self.engram_max_ngram_size - 1, 1)
+
+    @property
     def last_kv_source(self) -> int | None:
         """First decoder layer: the last layer with a compressor; None when no layer has one."""
         return self.kv_source_layer_ids[-1] if self.kv_source_layer_ids else None

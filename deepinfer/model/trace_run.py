@@ -16,6 +16,7 @@ from deepinfer.model.draft_batch import DraftBatch
 from deepinfer.model.drafter import Drafter
 from deepinfer.model.loading import LoadedModel
 from deepinfer.model.step_batch import StepBatch
+from deepinfer.model.tracing import TraceSink
 
 _BLOCK_SIZE = 64
 
@@ -23,10 +24,13 @@ _BLOCK_SIZE = 64
 class _Recorder:
     """Keeps copies of what the backbone reports, in execution order."""
 
-    def __init__(self) -> None:
+    def __init__(self, observer: TraceSink | None) -> None:
         self.pieces: dict[str, list[Tensor]] = {}
+        self._observer = observer
 
     def record(self, name: str, value: Tensor) -> None:
+        if self._observer is not None:
+            self._observer.record(name, value)
         self.pieces.setdefault(name, []).append(value.detach().clone())
 
     def joined(self, first: int, stop: int | None) -> dict[str, Tensor]:
@@ -64,6 +68,7 @@ def trace_tokens(
     chunk: int | None = None,
     last: int | None = None,
     max_len: int | None = None,
+    observer: TraceSink | None = None,
 ) -> dict[str, Tensor]:
     """Trace one sequence from an empty cache; a drafter then drafts after its last token.
 
@@ -75,6 +80,7 @@ def trace_tokens(
         chunk: tokens per step; None: all at once (1 when decoding).
         last: keep the rows of the last positions only; None keeps all.
         max_len: positions the model was loaded for, in tokens; None: the model's own limit.
+        observer: is told every recorded tensor at once, inside the stream's work.
 
     Returns:
         Tensors on the CPU by trace name; dimension 0 is the position. `logits` [n, vocab] fp32
@@ -98,9 +104,9 @@ def trace_tokens(
     )
     caches = loaded.backbone.create_caches(geometry)
     device = backend.runtime.device
-    recorder, logits = _Recorder(), []
-    context, block = _Recorder(), _Recorder()
-    history_len = max(config.engram_max_ngram_size - 1, 1)
+    recorder, logits = _Recorder(observer), []
+    context, block = _Recorder(observer), _Recorder(observer)
+    history_len = config.history_len
 
     def one(value: int) -> Tensor:
         return torch.tensor([value], device=device)

@@ -22,6 +22,8 @@ from torch.nn.functional import pad
 ROW_TILE = 16
 INNER_PIECE = 512
 _COLUMN_TILE = 8
+# Batched products over 8 columns take another path than wider ones.
+_BATCHED_COLUMN_TILE = 16
 # Values that one turn of any vectorised loop takes: four AVX-512 vectors of fp32.
 _VECTOR_BLOCK = 64
 # torch splits elementwise work from 32768 values on.
@@ -85,7 +87,11 @@ def invariant_matmul(x: Tensor, matrix: Tensor) -> Tensor:
 
 def batched_matmul(x: Tensor, matrices: Tensor) -> Tensor:
     """x [B, M, K] @ matrices [B, K, N] in fp32, the inner dimension in pieces: [B, M, N]."""
-    inner = x.shape[2]
+    inner, width = x.shape[2], matrices.shape[2]
+    if width % _BATCHED_COLUMN_TILE:
+        # Only toy sizes come here; see _COLUMN_TILE.
+        widened = pad(matrices, (0, -width % _BATCHED_COLUMN_TILE))
+        return batched_matmul(x, widened)[..., :width]
     total = torch.bmm(x[..., :INNER_PIECE], matrices[:, :INNER_PIECE])
     for start in range(INNER_PIECE, inner, INNER_PIECE):
         stop = start + INNER_PIECE

@@ -32,6 +32,7 @@ class Sample:
             further ops; None takes the contract's.
         loose_rows: per output name, rows whose values the contract leaves unspecified.
         numerics: modes in which the sample makes sense.
+        level: 2 for shapes of published models, which the suite runs under --full only.
     """
 
     name: str
@@ -39,6 +40,7 @@ class Sample:
     compare: Mapping[str, Comparison] | None = None
     loose_rows: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     numerics: tuple[Numerics, ...] = ALL_NUMERICS
+    level: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,123 @@
+"""The backend beside the reference: greedy tokens by the margin rule, logits of the whole model."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from functools import partial
+
+from torch import Tensor
+
+from deepinfer.api import RequestOutput, trace
+from deepinfer.device.numerics import Numerics
+from deepinfer_conformance.bench import Bench
+from deepinfer_conformance.locate import locate
+from deepinfer_conformance.outcome import Measure, Outcome, Status
+from deepinfer_conformance.scenarios.worlds import (
+    PROMPTS,
+    World,
+    generate,
+    greedy,
+    tokens,
+    world_config,
+)
+from deepinfer_conformance.suite import CORE, Level, SuiteCase
+
+# Greedy tokens must be equal wherever the reference's two best logits are this far apart.
+_MARGINS = {Numerics.EXACT: 1e-3, Numerics.NORMATIVE: 0.2}
+_MARGIN_ORIGIN = "logit error of another summation order: fp32, or bf16 with quantised records"
+# Relative Frobenius error of the logits over a prompt, teacher forced.
+_LOGIT_BOUNDS = {Numerics.EXACT: 1e-4, Numerics.NORMATIVE: 0.1}
+_LOGIT_ORIGIN = (
+    "8 layers of fp32 in another order give 1e-5; flipped roundings and selections of bf16 a few %"
+)
+
+
+def suite_cases() -> Iterator[SuiteCase]:
+    """One case per world and numerics mode."""
+    for world in World:
+        for numerics in Numerics:
+            quick = world is World.TRAINED and numerics is Numerics.NORMATIVE
+            for name, run in (("greedy", _greedy), ("logits", _logits)):
+                case_id = f"scenarios/{name}:{numerics.value},{world.value}"
+                level = Level.QUICK if quick and name == "greedy" else Level.DEFAULT
+                yield SuiteCase(case_id, CORE, level, partial(run, case_id, world, numerics))
+
+
+def _greedy(case_id: str, world: World, numerics: Numerics, bench: Bench) -> Outcome:
+    config, params = world_config(world, numerics), greedy(logprobs=2)
+    theirs = generate(bench, config, params, on_reference=True)
+    ours = generate(bench, config, params)
+    measures, wrong = [], None
+    for index, (right, found) in enumerate(zip(theirs, tokens(ours), strict=True)):
+        at = _divergence(tokens([right])[0], found)
+        if at is None:
+            continue
+        gap = _gap(right, at)
+        passed = gap <= _MARGINS[numerics]
+        where = f"prompt {index}, token {at}: {found[at]}, expected {tokens([right])[0][at]}"
+        measures.append(
+            Measure("gap", gap, _MARGINS[numerics], where, _MARGIN_ORIGIN, passed=passed)
+        )
+        if not passed and wrong is None:
+            ids = right.prompt_token_ids + tokens([right])[0][: at + 1]
+            wrong = (where, ids)
+    if wrong is None:
+        return Outcome(case_id, CORE, Status.PASSED, measures=tuple(measures))
+    location = locate(bench, config, wrong[1], numerics)
+    return Outcome(
+        case_id,
+        CORE,
+        Status.FAILED,
+        measures=tuple(measures),
+        message=f"greedy tokens differ beyond the margin: {wrong[0]}",
+        first_difference=location.line,
+        notes=location.notes(),
+    )
+
+
+def _divergence(right: Sequence[int], found: Sequence[int]) -> int | None:
+    """First place at which two token lists differ."""
+    pairs = enumerate(zip(right, found, strict=True))
+    return next((at for at, (a, b) in pairs if a != b), None)
+
+
+def _gap(output: RequestOutput, at: int) -> float:
+    """Distance of the two best logits of the reference at a generated token."""
+    logprobs = output.outputs[0].logprobs
+    assert logprobs is not None  # they were asked for
+    best, second = (value for _, value in logprobs[at].top[:2])
+    return best - second
+
+
+def _logits(case_id: str, world: World, numerics: Numerics, bench: Bench) -> Outcome:
+    config = world_config(world, numerics)
+    outputs = generate(bench, config, greedy(1), prompts=PROMPTS[-1:], on_reference=True)
+    ids = outputs[0].prompt_token_ids
+    theirs = trace(config, ids, backend=bench.reference(numerics))
+    ours = trace(config, ids, backend=bench.under_test(numerics))
+    error, where = _frobenius(ours["logits"], theirs["logits"])
+    bound = _LOGIT_BOUNDS[numerics]
+    passed = error <= bound
+    measure = Measure("logits", error, bound, where, _LOGIT_ORIGIN, passed)
+    if passed:
+        return Outcome(case_id, CORE, Status.PASSED, measures=(measure,))
+    location = locate(bench, config, ids, numerics)
+    return Outcome(
+        case_id,
+        CORE,
+        Status.FAILED,
+        measures=(measure,),
+        message=f"logits differ by {error:.3g} of their norm, bound {bound:g}, {where}",
+        first_difference=location.line,
+        notes=location.notes(),
+    )
+
+
+def _frobenius(value: Tensor, truth: Tensor) -> tuple[float, str]:
+    if not bool(value.isfinite().all()):
+        row = int((~value.isfinite()).any(1).nonzero()[0])
+        return float("inf"), f"token {row}: not finite"
+    difference = (value.double() - truth.double()).square().sum(1).sqrt()
+    norm = truth.double().square().sum(1).sqrt()
+    error = float(difference.square().sum().sqrt() / norm.square().sum().sqrt())
+    return error, f"worst at token {int((difference / norm).argmax())}"
