@@ -1,8 +1,8 @@
 """npu_grouped_matmul: one x, one weight with all groups, one result; grouped along M.
 
 Page: Ascend op-plugin docs, torch_npu.npu_grouped_matmul, Ascend 950PR/950DT: formula 1 (not
-quantised) and formula 6-2 (MX, e4m3 x and E2M1 weight, whose scale is `antiquant_scale`, not
-`scale`); tables of dtypes and of the single-single-single case.
+quantised), formula 5 (MX, e4m3 on both sides, `scale`) and formula 6-2 (MX, e4m3 x and E2M1
+weight, whose scale is `antiquant_scale`); tables of dtypes and of the single-single-single case.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ def npu_grouped_matmul(
             per_token_scale=per_token_scale,
             codes=(x_dtype, weight_dtype, scale_dtype, per_token_scale_dtype),
         )
-        _PAGE.value("output_dtype of the MX mode", output_dtype, (5, 15))
+        _PAGE.value("output_dtype of the MX modes", output_dtype, (5, 15))
         result_dtype = _OUTPUTS[output_dtype or 0]
     _PAGE.require(
         right.shape[1] == left.shape[1],
@@ -102,42 +102,44 @@ def _dequantized(
     per_token_scale: Sequence[Tensor] | None,
     codes: tuple[int | None, int | None, int | None, int | None],
 ) -> tuple[Tensor, Tensor]:
-    """fp32 x [M, K] and weights [E, K, N] of the MX mode with E2M1 weights."""
+    """fp32 x [M, K] and weights [E, K, N] of the MX modes."""
     x_dtype, weight_dtype, scale_dtype, per_token_scale_dtype = codes
+    is_fp4 = weight_dtype == _E2M1_X2
     _PAGE.dtype("x", x, (torch.float8_e4m3fn,))
-    _PAGE.dtype("weight", weight, (torch.uint8, torch.int8))
     _PAGE.value("x_dtype", x_dtype, (None,))
-    _PAGE.value("weight_dtype", weight_dtype, (_E2M1_X2,))
-    _PAGE.value("scale_dtype", scale_dtype, (None,))
+    _PAGE.value("weight_dtype", weight_dtype, (None, _E2M1_X2))
+    _PAGE.dtype("weight", weight, (torch.uint8, torch.int8) if is_fp4 else (torch.float8_e4m3fn,))
+    _PAGE.value("scale_dtype", scale_dtype, (None if is_fp4 else _E8M0,))
     _PAGE.value("per_token_scale_dtype", per_token_scale_dtype, (_E8M0,))
-    _PAGE.require(scale is None, "E2M1 weights take their scale as antiquant_scale, not as scale")
+    name, other = ("antiquant_scale", "scale") if is_fp4 else ("scale", "antiquant_scale")
+    given = {"scale": scale, "antiquant_scale": antiquant_scale}
     _PAGE.require(
-        antiquant_scale is not None and per_token_scale is not None,
-        "antiquant_scale and per_token_scale are both needed",
+        given[name] is not None and given[other] is None and per_token_scale is not None,
+        f"weights of {'E2M1' if is_fp4 else 'e4m3'} take their scale as {name}, not as {other}, "
+        "and rows take theirs as per_token_scale",
     )
-    assert antiquant_scale is not None
-    assert per_token_scale is not None
-    num_groups, packed_inner, num_outputs = weight.shape
-    inner = 2 * packed_inner
+    weight_scale, row_scale = (given[name] or ())[0], (per_token_scale or ())[0]
+    num_groups, stored_inner, num_outputs = weight.shape
+    inner = 2 * stored_inner if is_fp4 else stored_inner
+    if not is_fp4 and not is_transposed(weight):
+        raise _PAGE.not_emulated("an e4m3 weight that is not transposed")
+    _PAGE.require(is_transposed(weight), "E2M1 weights must be a transposed view of [E, N, K / 2]")
     _PAGE.require(
-        is_transposed(weight), "only transposed weights are documented: a view of [E, N, K / 2]"
-    )
-    _PAGE.require(
-        packed_inner % _ALIGNED_BYTES == 0 and num_outputs % _ALIGNED_BYTES == 0,
-        f"the last two dimensions of weight, {packed_inner} and {num_outputs}, must be multiples "
+        not is_fp4 or (stored_inner % _ALIGNED_BYTES == 0 and num_outputs % _ALIGNED_BYTES == 0),
+        f"the last two dimensions of weight, {stored_inner} and {num_outputs}, must be multiples "
         f"of {_ALIGNED_BYTES} bytes",
     )
-    weight_scale, row_scale = antiquant_scale[0], per_token_scale[0]
-    for name, bytes_ in (("antiquant_scale", weight_scale), ("per_token_scale", row_scale)):
-        _PAGE.dtype(name, bytes_, (torch.uint8, torch.int8))
-    _PAGE.shape("antiquant_scale", weight_scale, (num_groups, inner // 64, num_outputs, 2))
+    for label, bytes_ in ((name, weight_scale), ("per_token_scale", row_scale)):
+        _PAGE.dtype(label, bytes_, (torch.uint8, torch.int8))
+    _PAGE.shape(name, weight_scale, (num_groups, -(-inner // 64), num_outputs, 2))
     _PAGE.require(
         weight_scale.transpose(1, 2).is_contiguous(),
-        "antiquant_scale must be transposed as weight is: a view of [E, N, K / 64, 2]",
+        f"{name} must be transposed as weight is: a view of [E, N, K / 64, 2]",
     )
     _PAGE.shape("per_token_scale", row_scale, (x.shape[0], -(-x.shape[1] // 64), 2))
     left = x.float() * spread_scales(row_scale, x.shape[1])
-    right = unpacked_e2m1(weight.transpose(1, 2))
+    stored = weight.transpose(1, 2)
+    right = unpacked_e2m1(stored) if is_fp4 else stored.float()
     right = right * spread_scales(weight_scale.transpose(1, 2), inner)
     return left, right.transpose(1, 2)
 
