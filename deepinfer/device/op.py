@@ -114,7 +114,7 @@ class _Implementation:
     function: Callable[..., Any]
     label: str
     reason: str
-    layout: str
+    layout: str = ""
 
 
 class OpTable:
