@@ -69,8 +69,14 @@ def index_scores(
 
 
 def _best(scores: Tensor, k: int) -> Tensor:
-    """The k best columns of each row, ascending, -1 for what is -inf and to fill up."""
-    values, columns = torch.topk(scores, min(k, scores.shape[1]), dim=1)
+    """The k best columns of each row, ascending, -1 for what is -inf and to fill up.
+
+    Scores in bf16 are often equal. topk promises nothing about them; a stable sort takes the
+    lowest, as the reference does, and so whole models can be compared.
+    """
+    count = min(k, scores.shape[1])
+    columns = torch.sort(scores, dim=1, descending=True, stable=True).indices[:, :count]
+    values = scores.gather(1, columns)
     last = scores.shape[1]
     ordered = torch.where(values > -torch.inf, columns, last).sort(dim=1).values
     ordered = torch.where(ordered == last, -1, ordered)
@@ -120,8 +126,9 @@ def register(table: OpTable) -> None:
         reason="torch: the lightning indexers take no E2M1 keys and round otherwise",
         layout="68 B records decoded to bf16; dots and scores rounded to bf16",
     )(index_scores)
-    table.implements(indexer.select_topk, reason=fused, layout="fp32 scores, int64")(select_topk)
-    table.implements(indexer.select_candidates, reason=fused, layout="fp32 scores, int64")(
+    sorted_scores = "fp32 scores, int64; stable sort, the lowest of equals"
+    table.implements(indexer.select_topk, reason=fused, layout=sorted_scores)(select_topk)
+    table.implements(indexer.select_candidates, reason=fused, layout=sorted_scores)(
         select_candidates
     )
     table.implements(indexer.mask_candidates, reason=fused, layout="fp32")(mask_candidates)
