@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from deepinfer.device.backend import Backend
+from deepinfer.device.backend import Backend, labels_of
 from deepinfer.device.weights import Parameters
 from deepinfer.model.backbone import Backbone
 from deepinfer.model.config import V41Config
@@ -24,7 +24,7 @@ class LoadedModel:
     Attributes:
         config: the model configuration.
         backbone: ready to run.
-        marks: for example `random_weights`.
+        marks: labels of the backend, and for example `random_weights`.
     """
 
     config: V41Config
@@ -51,7 +51,7 @@ def load_model(
         CapabilityError: the backend lacks an op; raised before any weight is read.
         CheckpointError, ConfigError: the folder is not a complete checkpoint.
     """
-    marks: tuple[str, ...] = ()
+    marks = labels_of(backend)
     parameters: Parameters
     if random_seed is None:
         reader = CheckpointReader(checkpoint)
@@ -62,7 +62,7 @@ def load_model(
         config = V41Config.from_json(checkpoint)
         ops = ModelOps(backend.ops)
         parameters = random_stored(config, random_seed)
-        marks = (RANDOM_WEIGHTS_MARK,)
+        marks = (*marks, RANDOM_WEIGHTS_MARK)
     backbone = Backbone(
         config,
         backend,

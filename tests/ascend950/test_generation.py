@@ -154,4 +154,8 @@ def test_the_rule_notices_a_wrong_op(compared: Compared) -> None:
 def test_emulated_answers_are_marked_as_emulated() -> None:
     backend = _backend(*EMULATED)
     assert "emulating" in backend.ops.device
+    overrides = {"backend.name": backend.name, "backend.options": EMULATED[1], "max_model_len": 64}
+    with LLM(override(EngineConfig(), overrides)) as llm:
+        (answer,) = llm.generate([PROMPTS[0]], SamplingParams(max_tokens=1))
+    assert answer.marks == ("emulated",)
     backend.close()

@@ -52,7 +52,7 @@ class Ascend950Backend:
         """
         options = parse_options(config.options)
         self.numerics = config.numerics
-        self.emulated = options.emulated
+        self.labels: tuple[str, ...] = ("emulated",) if options.emulated else ()
         api: DeviceApi
         if options.emulated:
             from deepinfer_ascend950.emulation.calls import EmulatedCalls
