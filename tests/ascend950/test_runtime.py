@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 
 import pytest
@@ -37,6 +38,22 @@ def test_work_runs_in_order_and_without_gradients(runtime: NpuRuntime) -> None:
     stream.synchronize()
     assert seen == [False, "second"]
     assert event.query()
+
+
+def test_a_timed_event_stands_between_the_times_around_it(runtime: NpuRuntime) -> None:
+    before = runtime.now_us()
+    event = runtime.compute_stream.record_event(timed=True)
+    event.synchronize()
+    slack_us = 2e5  # the host may be held up before it reads the start of the clock
+    assert before - slack_us <= event.time_us <= runtime.now_us() + slack_us
+    time.sleep(0.02)
+    later = runtime.compute_stream.record_event(timed=True)
+    assert later.time_us - event.time_us >= 1.9e4
+
+
+def test_an_event_without_timing_has_no_time(runtime: NpuRuntime) -> None:
+    with pytest.raises(ContractError, match="record it with timed=True"):
+        _ = runtime.compute_stream.record_event().time_us
 
 
 def test_an_event_of_another_backend_is_refused(runtime: NpuRuntime) -> None:

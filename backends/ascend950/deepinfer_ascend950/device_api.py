@@ -8,7 +8,7 @@ from __future__ import annotations
 import importlib
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from typing import Protocol, cast
+from typing import Any, Protocol, cast
 
 import torch
 from torch import Tensor
@@ -20,6 +20,9 @@ class DeviceEvent(Protocol):
     def record(self, stream: DeviceStream) -> None: ...
     def query(self) -> bool: ...
     def synchronize(self) -> None: ...
+    def elapsed_time(self, end: Any) -> float:  # noqa: ANN401
+        """Milliseconds to another event; both were made with timing and have happened."""
+        ...
 
 
 class DeviceStream(Protocol):
@@ -41,7 +44,7 @@ class DeviceApi(Protocol):
     @property
     def device(self) -> torch.device: ...
     def new_stream(self) -> DeviceStream: ...
-    def new_event(self) -> DeviceEvent: ...
+    def new_event(self, *, timed: bool) -> DeviceEvent: ...
     def on_stream(self, stream: DeviceStream) -> AbstractContextManager[object]: ...
     def capture(self, stream: DeviceStream, work: Callable[[], None]) -> DeviceGraph: ...
     def pinned(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor: ...
@@ -69,8 +72,8 @@ class TorchNpu:
     def new_stream(self) -> DeviceStream:
         return cast("DeviceStream", self._npu.Stream(device=self._device))
 
-    def new_event(self) -> DeviceEvent:
-        return cast("DeviceEvent", self._npu.Event())
+    def new_event(self, *, timed: bool) -> DeviceEvent:
+        return cast("DeviceEvent", self._npu.Event(enable_timing=timed))
 
     def on_stream(self, stream: DeviceStream) -> AbstractContextManager[object]:
         return cast("AbstractContextManager[object]", self._npu.stream(stream))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 
 import torch
@@ -9,21 +10,56 @@ from torch import Tensor
 
 from deepinfer.device.errors import ContractError
 from deepinfer.device.runtime import Event, MemoryFacts
-from deepinfer_ascend950.device_api import DeviceApi, DeviceEvent, DeviceGraph
+from deepinfer_ascend950.device_api import DeviceApi, DeviceEvent, DeviceGraph, DeviceStream
 from deepinfer_ascend950.groups import SingleGroup
+
+
+def host_time_us() -> float:
+    """Time of the process's performance counter."""
+    return 1e6 * time.perf_counter()
+
+
+class DeviceClock:
+    """Times of events on the host's clock: an event of the start is read on both."""
+
+    def __init__(self, api: DeviceApi, stream: DeviceStream) -> None:
+        """Wait for an event on the idle stream and read the host's clock there."""
+        self._start = api.new_event(timed=True)
+        self._start.record(stream)
+        self._start.synchronize()
+        self._start_us = host_time_us()
+
+    def time_us(self, event: DeviceEvent) -> float:
+        """When a timed event happened; it is off by as long as the host took to see the start."""
+        return self._start_us + 1e3 * self._start.elapsed_time(event)
 
 
 class NpuEvent:
     """A point in a stream's order."""
 
-    def __init__(self, raw: DeviceEvent) -> None:
+    def __init__(self, raw: DeviceEvent, clock: DeviceClock | None = None) -> None:
+        """Without a clock the event has no time."""
         self.raw = raw
+        self._clock = clock
 
     def query(self) -> bool:
         return self.raw.query()
 
     def synchronize(self) -> None:
         self.raw.synchronize()
+
+    @property
+    def time_us(self) -> float:
+        """When the event happened, on the clock of `NpuRuntime.now_us`.
+
+        Raises:
+            ContractError: it was recorded without `timed=True`, or has not happened yet.
+        """
+        if self._clock is None:
+            raise ContractError("the event has no time; record it with timed=True")
+        if not self.query():
+            raise ContractError("the event has not happened yet; wait for it, then read its time")
+        return self._clock.time_us(self.raw)
 
 
 class NpuStream:
@@ -33,6 +69,7 @@ class NpuStream:
         self.name = name
         self._api = api
         self._raw = api.new_stream()
+        self._clock: DeviceClock | None = None
         self._is_closed = False
 
     def enqueue(self, work: Callable[[], None]) -> None:
@@ -40,11 +77,14 @@ class NpuStream:
         with torch.no_grad(), self._api.on_stream(self._raw):
             work()
 
-    def record_event(self) -> NpuEvent:
+    def record_event(self, *, timed: bool = False) -> NpuEvent:
+        """An event after everything enqueued so far; with `timed` it can tell when it happened."""
         self._require_open()
-        event = self._api.new_event()
+        if timed and self._clock is None:
+            self._clock = DeviceClock(self._api, self._api.new_stream())
+        event = self._api.new_event(timed=timed)
         event.record(self._raw)
-        return NpuEvent(event)
+        return NpuEvent(event, self._clock if timed else None)
 
     def wait_event(self, event: Event) -> None:
         """Let later work wait for `event`.
@@ -117,6 +157,10 @@ class NpuRuntime:
     @property
     def poisons_released(self) -> bool:
         return False
+
+    def now_us(self) -> float:
+        """The host's time, on the clock of timed events."""
+        return host_time_us()
 
     def new_stream(self, name: str) -> NpuStream:
         self._require_open("new_stream")

@@ -7,6 +7,7 @@ emulated, so a missing wait does not show here; the reference backend's adversar
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 
@@ -19,11 +20,12 @@ from deepinfer_ascend950.device_api import DeviceEvent, DeviceGraph, DeviceStrea
 class EmulatedEvent:
     """An event; querying one that was never recorded is an error, as no device promises it."""
 
-    def __init__(self) -> None:
-        self._is_recorded = False
+    def __init__(self, *, timed: bool) -> None:
+        self._is_recorded, self._is_timed = False, timed
+        self._time_ms = 0.0
 
     def record(self, stream: DeviceStream) -> None:
-        self._is_recorded = True
+        self._is_recorded, self._time_ms = True, 1e3 * time.perf_counter()
 
     def query(self) -> bool:
         assert self._is_recorded, "the event was never recorded"
@@ -31,6 +33,11 @@ class EmulatedEvent:
 
     def synchronize(self) -> None:
         assert self._is_recorded, "the event was never recorded"
+
+    def elapsed_time(self, end: EmulatedEvent) -> float:
+        assert self._is_timed, "the event was made without timing"
+        assert end._is_timed, "the event was made without timing"
+        return end._time_ms - self._time_ms
 
 
 class EmulatedStream:
@@ -63,8 +70,8 @@ class EmulatedDevice:
     def new_stream(self) -> DeviceStream:
         return EmulatedStream()
 
-    def new_event(self) -> DeviceEvent:
-        return EmulatedEvent()
+    def new_event(self, *, timed: bool) -> DeviceEvent:
+        return EmulatedEvent(timed=timed)
 
     def on_stream(self, stream: DeviceStream) -> AbstractContextManager[object]:
         return nullcontext()
