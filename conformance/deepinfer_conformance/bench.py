@@ -34,6 +34,8 @@ class Bench:
         self._load = load
         self._under_test: dict[Numerics, Backend] = {}
         self._reference: dict[Numerics, Backend] = {}
+        self.recordings: dict[object, object] = {}
+        """Runs of the reference that several cases look at, by whoever makes them."""
 
     def under_test(self, numerics: Numerics) -> Backend:
         """The backend under test.

@@ -53,12 +53,17 @@ def _catalogue() -> list[OpSpec[..., Any]]:
     return sorted(load_all().values(), key=lambda spec: (spec.family, spec.name))
 
 
-def op_cases(query: str = "") -> tuple[OpCase, ...]:
-    """Cases by family, op, sample and mode; an empty query takes all."""
+def op_cases(query: str = "", *, real_shapes: bool = False) -> tuple[OpCase, ...]:
+    """Cases by family, op, sample and mode; an empty query takes all.
+
+    Args:
+        query: prefix or pattern of ids.
+        real_shapes: samples with the widths of published models, too.
+    """
     cases = (
         OpCase(spec, sample, numerics)
         for spec in _catalogue()
-        for sample in samples_of(spec)
+        for sample in samples_of(spec, real_shapes=real_shapes)
         for numerics in sample.numerics
     )
     return tuple(case for case in cases if matches(case.case_id, query))

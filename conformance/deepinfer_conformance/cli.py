@@ -23,12 +23,12 @@ from deepinfer_conformance.bench import Bench
 from deepinfer_conformance.diff import diff_reports
 from deepinfer_conformance.expected import expected_failures
 from deepinfer_conformance.isolation import Executor, InProcess, Isolated
-from deepinfer_conformance.outcome import Outcome
+from deepinfer_conformance.outcome import Outcome, Status
 from deepinfer_conformance.reports import read_report, write_reports
 from deepinfer_conformance.reports.markdown import counts
 from deepinfer_conformance.suite import Level, SuiteCase, suite_cases
 from deepinfer_conformance.suite_report import ProfileVerdict, SuiteReport
-from deepinfer_conformance.suite_run import Selection, run_suite
+from deepinfer_conformance.suite_run import Selection, run_suite, selected_cases
 
 _EPILOG = """\
 examples:
@@ -85,7 +85,8 @@ def run(args: argparse.Namespace) -> int:
     if len(args.query) > 1:
         raise ConfigError(f"queries {args.query}; give one prefix or pattern of case ids")
     query = args.query[0] if args.query else ""
-    cases = suite_cases(args.level, query)
+    selection = Selection(args.backend, _options(args.set), args.level, query)
+    cases = suite_cases(args.level, query) if args.list else selected_cases(selection)
     if not cases:
         raise ConfigError(
             f"query {query!r} selects no case at level {args.level.name.lower()}; "
@@ -94,7 +95,6 @@ def run(args: argparse.Namespace) -> int:
     if args.list:
         sys.stdout.write("".join(f"{case.case_id}\n" for case in cases))
         return 0
-    selection = Selection(args.backend, _options(args.set), args.level, query)
     executor: Executor = (
         InProcess(Bench(selection.backend, selection.options))
         if args.in_process
@@ -141,9 +141,10 @@ def _run_with_progress(
             nonlocal num_bad
             if outcome.status.is_bad:
                 num_bad += 1
+            if outcome.status.is_bad and outcome.status is not Status.MISSING:
                 if outcome.first_difference:
                     console.print(f"[red]first difference[/red] {escape(outcome.first_difference)}")
-                if num_bad <= _SHOWN_FAILURES:
+                if num_bad <= _SHOWN_FAILURES:  # the summary shows the rest
                     console.print(f"[red]{outcome.status.value}[/red] {escape(outcome.case_id)}")
             progress.update(
                 task,
@@ -172,6 +173,10 @@ def _show(report: SuiteReport, console: Console) -> None:
     hidden = len(report.failures) - _SHOWN_FAILURES
     if hidden > 0:
         console.print(f"... and {hidden} more; --report DIR writes them all")
+    if report.missing_ops:
+        console.print(
+            f"\n{len(report.missing_ops)} ops are missing: {', '.join(report.missing_ops)}"
+        )
     for problem in report.problems:
         console.print(problem, markup=False)
     labels = f" ({', '.join(report.labels)})" if report.labels else ""

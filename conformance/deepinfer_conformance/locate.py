@@ -8,14 +8,13 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from deepinfer.api import EngineConfig, trace
-from deepinfer.device.backend import Backend
 from deepinfer.device.numerics import Numerics
 from deepinfer.device.overlay import with_ops
 from deepinfer.device.runtime import StepKind
 from deepinfer_conformance.bench import Bench
-from deepinfer_conformance.call_record import Recorder
+from deepinfer_conformance.call_record import Call, Recorder
 from deepinfer_conformance.cases import op_cases
-from deepinfer_conformance.lockstep import Findings, Lockstep, OpDifference
+from deepinfer_conformance.lockstep import Lockstep, OpDifference
 from deepinfer_conformance.run import run_case
 
 # Rows in expert slots and rows being fetched are seen through the op that brings them back; the
@@ -50,6 +49,14 @@ class Location:
         return (f"free running, error of the streams over their largest value: {steps}",)
 
 
+@dataclass(frozen=True, slots=True)
+class _ReferenceRun:
+    """A recorded run of the reference: every call, and every traced tensor."""
+
+    calls: list[Call]
+    tensors: dict[str, Tensor]
+
+
 def locate(
     bench: Bench, config: EngineConfig, token_ids: Sequence[int], numerics: Numerics
 ) -> Location:
@@ -63,50 +70,47 @@ def locate(
         token_ids: prompt and what followed.
         numerics: mode.
     """
-    reference, backend = bench.reference(numerics), bench.under_test(numerics)
-    for kind, ids in (
-        (StepKind.PREFILL, list(token_ids)),
-        (StepKind.DECODE, list(token_ids[:_DECODED_TOKENS])),
-    ):
-        findings = _lockstep(reference, backend, config, ids, kind)
+    backend, ids = bench.under_test(numerics), tuple(token_ids)
+    ways = ((StepKind.PREFILL, ids), (StepKind.DECODE, ids[:_DECODED_TOKENS]))
+    for kind, part in ways:
+        run = _reference_run(bench, config, part, kind, numerics=numerics)
+        lockstep = Lockstep(backend, run.calls)
+        trace(config, part, backend=lockstep.backend, kind=kind, observer=lockstep.places)
+        findings = lockstep.findings
         if findings.left_path:
             line = f"{kind.value}: the model called {findings.left_path} out of turn"
             return Location(line, findings.left_path, {})
         if findings.differences:
             first = findings.differences[0]
             op = _blamed(bench, first, numerics)
-            growth = _growth(reference, backend, config, ids, kind)
+            growth = _growth(run, trace(config, part, backend=backend, kind=kind))
             return Location(_line(first, op, kind), op, growth)
-    growth = _growth(reference, backend, config, list(token_ids), StepKind.PREFILL)
-    return Location(
-        "no op is beyond its bound on equal inputs; the difference is accumulated error", "", growth
-    )
+    run = _reference_run(bench, config, ids, StepKind.PREFILL, numerics=numerics)
+    growth = _growth(run, trace(config, ids, backend=backend))
+    line = "no op is beyond its bound on equal inputs; the difference is accumulated error"
+    return Location(line, "", growth)
 
 
-def _lockstep(
-    reference: Backend, backend: Backend, config: EngineConfig, ids: list[int], kind: StepKind
-) -> Findings:
+def _reference_run(
+    bench: Bench, config: EngineConfig, ids: tuple[int, ...], kind: StepKind, *, numerics: Numerics
+) -> _ReferenceRun:
+    key = (config.model_dump_json(), ids, kind, numerics)
+    known = bench.recordings.get(key)
+    if isinstance(known, _ReferenceRun):
+        return known
+    reference = bench.reference(numerics)
     recorder = Recorder(reference)
-    trace(
-        config,
-        ids,
-        backend=with_ops(reference, recorder.table),
-        kind=kind,
-        observer=recorder.places,
-    )
-    lockstep = Lockstep(backend, recorder.calls)
-    trace(config, ids, backend=lockstep.backend, kind=kind, observer=lockstep.places)
-    return lockstep.findings
+    recorded = with_ops(reference, recorder.table)
+    tensors = trace(config, ids, backend=recorded, kind=kind, observer=recorder.places)
+    run = _ReferenceRun(recorder.calls, tensors)
+    bench.recordings[key] = run
+    return run
 
 
-def _growth(
-    reference: Backend, backend: Backend, config: EngineConfig, ids: list[int], kind: StepKind
-) -> dict[str, float]:
-    theirs = trace(config, ids, backend=reference, kind=kind)
-    ours = trace(config, ids, backend=backend, kind=kind)
+def _growth(run: _ReferenceRun, found: dict[str, Tensor]) -> dict[str, float]:
     return {
-        name: _relative(ours[name], value)
-        for name, value in theirs.items()
+        name: _relative(found[name], value)
+        for name, value in run.tensors.items()
         if name.endswith(".streams") or name == "logits"
     }
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from functools import partial
 
+from deepinfer.device.backend import Backend
 from deepinfer_conformance.bench import Bench
 from deepinfer_conformance.cases import OpCase, OpErrorCase, error_cases, op_cases
 from deepinfer_conformance.outcome import Measure, Outcome, Status
@@ -16,7 +17,7 @@ _QUICK_SAMPLES = frozenset({"control", "n=0", "n=1", "nan-row"})
 
 def suite_cases() -> Iterator[SuiteCase]:
     """Every op case, then every error case."""
-    for case in op_cases():
+    for case in op_cases(real_shapes=True):
         quick = case.sample.name in _QUICK_SAMPLES
         level = max(Level.QUICK if quick else Level.DEFAULT, Level(case.sample.level))
         yield SuiteCase(case.case_id, case.spec.feature or CORE, level, partial(_run_op, case))
@@ -27,6 +28,8 @@ def suite_cases() -> Iterator[SuiteCase]:
 
 def _run_op(case: OpCase, bench: Bench) -> Outcome:
     backend = bench.under_test(case.numerics)
+    if case.spec not in backend.ops:
+        return _missing(case, backend)
     if bench.backend_name == "reference":
         # The reference is compared with plain float64 loops: with itself it would always agree.
         result = run_case(backend, case, None)
@@ -48,7 +51,16 @@ def _origin(case: OpCase, output: str) -> str:
     return f"{type(kind).__name__}: {kind.origin}"
 
 
+def _missing(case: OpCase | OpErrorCase, backend: Backend) -> Outcome:
+    profile = case.spec.feature or CORE
+    words = f"{backend.name} has no implementation of {case.spec.family}/{case.spec.name}"
+    return Outcome(case.case_id, profile, Status.MISSING, message=words)
+
+
 def _run_error(case: OpErrorCase, bench: Bench) -> Outcome:
-    fault = refusal_fault(bench.under_test(case.numerics), case)
+    backend = bench.under_test(case.numerics)
+    if case.spec not in backend.ops:
+        return _missing(case, backend)
+    fault = refusal_fault(backend, case)
     status = Status.FAILED if fault else Status.PASSED
     return Outcome(case.case_id, case.spec.feature or CORE, status, message=fault)

@@ -16,6 +16,8 @@ class Status(enum.Enum):
 
     PASSED = "passed"
     FAILED = "failed"
+    MISSING = "missing"
+    """The backend has no implementation of the op."""
     ERROR = "error"
     """The backend raised something."""
     TIMEOUT = "timeout"

@@ -80,9 +80,15 @@ class SuiteReport:
 
     @property
     def failures(self) -> tuple[Outcome, ...]:
-        """Outcomes that count against the backend; located ones first."""
-        bad = [outcome for outcome in self.outcomes if outcome.status.is_bad]
+        """Outcomes that count against the backend, located ones first; without missing ops."""
+        bad = [o for o in self.outcomes if o.status.is_bad and o.status is not Status.MISSING]
         return tuple(sorted(bad, key=lambda outcome: not outcome.first_difference))
+
+    @property
+    def missing_ops(self) -> tuple[str, ...]:
+        """`family/name` of every op that the backend does not have."""
+        groups = [o.group for o in self.outcomes if o.status is Status.MISSING]
+        return tuple(dict.fromkeys(group.removeprefix("ops/") for group in groups))
 
     def count(self, status: Status) -> int:
         """Cases that ended so."""

@@ -36,6 +36,7 @@ COMMANDS = (
     Command("generate", "deepinfer.cli.generate_cmd", "answer prompts and show the text"),
     Command("batch", "deepinfer.cli.batch_cmd", "answer a file of requests"),
     Command("backends", "deepinfer.cli.backends_cmd", "list backends, or why they are missing"),
+    Command("backend", "deepinfer_conformance.new_backend.cli", "start a package for a new device"),
     Command("conformance", "deepinfer_conformance.cli", "check a backend against the reference"),
     Command("inspect", "deepinfer.cli.inspect_cmd", "describe a checkpoint from its headers"),
     Command("trace", "deepinfer.cli.trace_cmd", "record what the model computes, or compare it"),

@@ -57,6 +57,7 @@ _SHADES = (
     (1.0, "#e3b341", "up to the bound"),
 )
 _BEYOND, _BROKEN, _ABSENT, _EXPECTED = "#d5473c", "#7a1f6b", "#c3cad3", "#b98bd0"
+_MISSING = "#39414d"
 
 
 def html_page(report: SuiteReport) -> str:
@@ -101,6 +102,9 @@ def _head(report: SuiteReport, title: str) -> Iterator[str]:
     yield "</div>"
     for problem in report.problems:
         yield f"<div class='failure'><p class='first'>{escape(problem)}</p></div>"
+    if report.missing_ops:
+        names = ", ".join(f"<code>{escape(op)}</code>" for op in report.missing_ops)
+        yield f"<h2>Missing ops ({len(report.missing_ops)})</h2><p>{names}</p>"
 
 
 def _failures(report: SuiteReport) -> Iterator[str]:
@@ -123,6 +127,8 @@ def _colour(outcome: Outcome) -> str:
         return _ABSENT
     if outcome.status is Status.EXPECTED_FAILURE:
         return _EXPECTED
+    if outcome.status is Status.MISSING:
+        return _MISSING
     if outcome.status in (Status.ERROR, Status.TIMEOUT, Status.CRASHED):
         return _BROKEN
     if outcome.status.is_bad:
@@ -145,6 +151,7 @@ def _heat_map(report: SuiteReport) -> Iterator[str]:
     legend += [
         (_BEYOND, "beyond"),
         (_BROKEN, "raised, hung or crashed"),
+        (_MISSING, "op is missing"),
         (_EXPECTED, "expected failure"),
         (_ABSENT, "feature not declared"),
     ]

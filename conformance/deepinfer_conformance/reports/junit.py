@@ -7,6 +7,8 @@ from xml.etree import ElementTree
 from deepinfer_conformance.outcome import Outcome, Status
 from deepinfer_conformance.suite_report import SuiteReport
 
+_FAILURES = (Status.FAILED, Status.UNEXPECTED_PASS, Status.MISSING)
+
 
 def junit_xml(report: SuiteReport) -> str:
     """One test suite, one test case per case; absent features and expected failures are skips."""
@@ -43,7 +45,7 @@ def _case(outcome: Outcome, report: SuiteReport) -> ElementTree.Element:
         words = outcome.message or f"{outcome.profile} is not declared"
         ElementTree.SubElement(case, "skipped", message=words)
     elif outcome.status.is_bad:
-        failed = outcome.status in (Status.FAILED, Status.UNEXPECTED_PASS)
+        failed = outcome.status in _FAILURES
         words = outcome.first_difference or outcome.message
         element = ElementTree.SubElement(case, "failure" if failed else "error", message=words)
         element.text = "\n".join(

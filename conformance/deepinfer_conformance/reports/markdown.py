@@ -52,6 +52,11 @@ def _lines(report: SuiteReport) -> Iterator[str]:
     for problem in report.problems:
         yield ""
         yield f"**{problem}**"
+    if report.missing_ops:
+        yield ""
+        yield f"Missing ops ({len(report.missing_ops)}): " + ", ".join(
+            f"`{op}`" for op in report.missing_ops
+        )
     if report.failures:
         yield ""
         yield "## Failures"

@@ -39,10 +39,18 @@ def _load(family: str) -> None:
         importlib.import_module(name)
 
 
-def samples_of(spec: OpSpec[..., Any]) -> tuple[Sample, ...]:
-    """Samples of an op in order of declaration; empty for an op that has none."""
+def samples_of(spec: OpSpec[..., Any], *, real_shapes: bool = False) -> tuple[Sample, ...]:
+    """Samples of an op in order of declaration; empty for an op that has none.
+
+    Args:
+        spec: the op.
+        real_shapes: with the widths of published models, too; they stand last.
+    """
     _load(spec.family)
-    return registered_samples(spec.name)
+    if real_shapes:
+        _load("flash")
+    samples = registered_samples(spec.name)
+    return samples if real_shapes else tuple(s for s in samples if not s.level)
 
 
 def errors_of(spec: OpSpec[..., Any]) -> tuple[ErrorCase, ...]:

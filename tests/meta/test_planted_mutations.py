@@ -1,6 +1,7 @@
-"""The op cases can fail: every planted mistake is caught by a case of its own op.
+"""The suite can fail: every planted mistake is caught by a case of its own op, and located.
 
-A mutant is the reference with one op changed in its arguments or its result.
+A mutant is the reference with one op changed in its arguments or its result. Where it changes
+what the model computes, the suite has to name the op when both backends run a sequence.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from deepinfer.config import EngineConfig
 from deepinfer.device.backend_config import BackendConfig
 from deepinfer.device.numerics import Numerics
 from deepinfer.device.op import OpSpec, OpTable
@@ -28,16 +30,21 @@ from deepinfer.device.ops import (
     moe,
     norm,
     quant,
+    sampling,
     state,
 )
 from deepinfer.device.ops.mhc import MhcMix
 from deepinfer.device.ops.moe import Routing
+from deepinfer.device.ops.sampling import LogitControls, Logprobs, SampleParams
 from deepinfer.device.ops.state import NEWCOMER, StepResults
 from deepinfer.device.runtime import StepKind
+from deepinfer_conformance.bench import Bench
 from deepinfer_conformance.cases import op_cases
+from deepinfer_conformance.locate import locate
 from deepinfer_conformance.run import run_case
 from deepinfer_reference.backend import ReferenceBackend
 
+SEQUENCE = [(7 * i + 3) % 3800 + 10 for i in range(72)]
 Function = Callable[..., Any]
 Mutation = Callable[[Function], Function]
 
@@ -134,6 +141,38 @@ def _unnormed_ratio(spec: OpSpec[..., Any]) -> Mutant:
     return _with(spec, "eps-wrong", eps=lambda eps: eps + 1e-3)
 
 
+def _next_position(params: SampleParams) -> SampleParams:
+    return params._replace(positions=params.positions + 1)
+
+
+def _no_seed(params: SampleParams) -> SampleParams:
+    return params._replace(seeds=torch.zeros_like(params.seeds))
+
+
+def _one_more(params: SampleParams) -> SampleParams:
+    return params._replace(top_k=torch.where(params.top_k > 0, params.top_k + 1, 0))
+
+
+def _no_min_p(params: SampleParams) -> SampleParams:
+    return params._replace(min_p=torch.zeros_like(params.min_p))
+
+
+def _bias_twice(controls: LogitControls) -> LogitControls:
+    bias = controls.bias
+    return (
+        controls if bias is None else controls._replace(bias=bias._replace(values=2 * bias.values))
+    )
+
+
+def _rank_from_zero(found: Logprobs) -> Logprobs:
+    return found._replace(rank=found.rank - 1)
+
+
+def _away_from_zero(x: Tensor) -> Tensor:
+    """A little larger in magnitude: ties round up instead of to even."""
+    return x.float() * (1.0 + 2.0**-20)
+
+
 MUTANTS: tuple[Mutant, ...] = (
     _with(attention.rope, "position-off-by-one", positions=lambda p: (p - 1).clamp_min(0)),
     _with(attention.rope, "inverse-ignored", inverse=lambda inverse: False),
@@ -186,12 +225,23 @@ MUTANTS: tuple[Mutant, ...] = (
     _with(quant.grouped_linear, "groups-swapped", x=lambda x: x.roll(1, 1)),
     _after(quant.quantize_q4_ue8m0, "nibbles-swapped", _swap_nibbles),
     _after(quant.quantize_q4_e4m3, "nibbles-swapped", _swap_nibbles),
+    _with(quant.quantize_q4_ue8m0, "ties-away-from-zero", x=_away_from_zero),
     _with(quant.quantize_a8, "input-rounded-up", x=lambda x: x * 1.01),
     _with(state.correct_inputs, "remap-skipped", remap=lambda r: torch.full_like(r, NEWCOMER)),
     _with(state.correct_inputs, "accepted-ignored", results=_none_accepted),
     _with(state.correct_inputs, "limits-ignored", limits=lambda x: x + 100),
     _with(state.next_inputs, "accepted-ignored", num_accepted=torch.zeros_like),
     _with(state.next_inputs, "as-prefill", kind=lambda kind: StepKind.PREFILL),
+    _with(sampling.sample_tokens, "next-position", params=_next_position),
+    _with(sampling.sample_tokens, "seed-ignored", params=_no_seed),
+    _with(sampling.filter_logits, "top-k-off-by-one", params=_one_more),
+    _with(sampling.filter_logits, "min-p-ignored", params=_no_min_p),
+    _with(sampling.philox_uniform, "index-ignored", sample_index=torch.zeros_like),
+    _with(sampling.apply_controls, "bias-twice", controls=_bias_twice),
+    _with(sampling.apply_controls, "bans-ignored", controls=lambda c: c._replace(banned=None)),
+    _with(sampling.count_tokens, "slot-aliased", slots=_shift_slots),
+    _after(sampling.token_logprobs, "rank-from-zero", _rank_from_zero),
+    _after(sampling.finite_rows, "inverted", torch.logical_not),
     _with(state.row_layout, "context-stale", context_lens=lambda c: (c - 1).clamp_min(0)),
     _with(state.window_plan, "floors-ignored", floors=torch.zeros_like),
     _with(state.window_plan, "slots-ignored", seq_slots=lambda s: torch.arange(len(s))),
@@ -239,12 +289,49 @@ def test_mutant_of_a_part_is_caught_in_the_composite() -> None:
     assert not run_case(wrong, case, None).passed
 
 
-def test_mutants_cover_every_primitive_op_of_the_model() -> None:
+def test_mutants_cover_every_primitive_op() -> None:
     seen_through_others = {"engram_fetch_wait"}
     mutated = {mutant.spec.name for mutant in MUTANTS} | seen_through_others
-    primitive = {
-        spec.name
-        for spec in load_all().values()
-        if spec.compose is None and spec.family != "sampling"
-    }
+    primitive = {spec.name for spec in load_all().values() if spec.compose is None}
     assert primitive <= mutated
+
+
+@pytest.fixture(scope="module")
+def recordings() -> dict[object, object]:
+    """Runs of the reference, made once for all mutants."""
+    return {}
+
+
+# Every mistake in an op that the model calls; sampling is not part of a traced sequence.
+TRACED = [mutant for mutant in MUTANTS if mutant.spec.family != "sampling"]
+# Mistakes that a sequence of text tokens, its first prefill and decode steps cannot show.
+NO_DIVERGENCE: set[str] = set()
+
+
+@pytest.mark.parametrize("mutant", [pytest.param(m, id=f"{m.spec.name}:{m.name}") for m in TRACED])
+def test_planted_mistake_is_located(mutant: Mutant, recordings: dict[object, object]) -> None:
+    bench = Bench(
+        "reference",
+        {"runtime": "inline"},
+        load=lambda config: _mutated(ReferenceBackend(config), mutant),
+    )
+    bench.recordings = recordings
+    config = EngineConfig(max_model_len=128)
+    found = locate(bench, config, SEQUENCE, Numerics.NORMATIVE)
+    bench.close()
+    if not found.op and not any(found.growth.values()):
+        NO_DIVERGENCE.add(f"{mutant.spec.name}:{mutant.name}")
+        return  # the trace does not diverge: the cases of the op are what catches it
+    assert found.op == f"{mutant.spec.family}/{mutant.spec.name}", found.line
+    assert "on equal inputs" in found.line
+
+
+def test_most_planted_mistakes_show_in_a_trace(capsys: pytest.CaptureFixture[str]) -> None:
+    """Runs after the test above and prints the counts."""
+    with capsys.disabled():
+        print(
+            f"\nplanted mistakes: {len(MUTANTS)}; in ops that a traced sequence runs: "
+            f"{len(TRACED)}; without effect on it: {sorted(NO_DIVERGENCE)}"
+        )
+    assert len(MUTANTS) >= 40
+    assert len(NO_DIVERGENCE) <= len(TRACED) // 5
