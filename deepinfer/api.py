@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections import deque
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from pathlib import Path
 from types import TracebackType
 
@@ -73,6 +73,7 @@ class LLM:
         *,
         priorities: Sequence[int] | None = None,
         timeout_s: float | None = None,
+        on_finished: Callable[[RequestOutput], None] | None = None,
     ) -> list[RequestOutput]:
         """Answer every prompt; results stand in the order of the prompts.
 
@@ -81,6 +82,7 @@ class LLM:
             params: for all prompts, or one for each; None takes `sampling` of the configuration.
             priorities: one per prompt, lower runs first.
             timeout_s: time limit of each request in seconds.
+            on_finished: called with every result as it ends, bad requests first.
 
         Returns:
             One result per prompt. A bad request fails alone: its result has `error` set.
@@ -109,7 +111,11 @@ class LLM:
                 results[request_id] = _refused(request_id, prompt, error)
         open_ids = set(ids) - results.keys()
         self._inboxes.update((request_id, deque()) for request_id in open_ids)
+        finished = on_finished or (lambda _: None)
         try:
+            # Here, so that a callback that raises leaves no request behind.
+            for refused in list(results.values()):
+                finished(refused)
             while open_ids:
                 self._step()
                 for request_id in list(open_ids):
@@ -118,6 +124,7 @@ class LLM:
                         results[request_id] = box[-1]
                         self._inboxes.pop(request_id)
                         open_ids.discard(request_id)
+                        finished(results[request_id])
                     box.clear()
         finally:
             for request_id in open_ids:

@@ -139,6 +139,7 @@ class LLMEngine:
                 backend,
                 max_positions=config.max_model_len,
                 random_seed=config.checkpoint.seed if random else None,
+                controls=config.measurement.controls,
             )
             tokenizer = TextTokenizer.from_directory(directory)
             worker = Worker.for_engine(config, backend, loaded.backbone, loaded.config)

@@ -27,9 +27,17 @@ def test_every_in_tree_backend_is_listed_with_reasons_unless_available(tmp_path:
     backends = {entry["name"]: entry for entry in figures(tmp_path / "out.json")["backends"]}
     assert backends["reference"]["available"]
     assert backends["reference"]["distribution"].startswith("deepinfer-hal ")
-    for name in ("cuda_sm100", "ascend950"):
+    for name, missing in (("cuda_sm100", "no kernels yet"), ("ascend950", "no Ascend NPU")):
         assert not backends[name]["available"]
-        assert f"{name} has no kernels yet" in backends[name]["reasons"][0]
+        assert missing in backends[name]["reasons"][0]
+
+
+def test_options_of_the_chosen_backend_reach_its_probe(tmp_path: Path) -> None:
+    arguments = ("--backend", "ascend950", "--set", "backend.options.emulated=true")
+    found = figures(tmp_path / "out.json", *arguments)["backends"]
+    (ascend,) = [entry for entry in found if entry["name"] == "ascend950"]
+    assert ascend["available"]
+    assert "emulating" in ascend["device"]
 
 
 def test_table_marks_the_chosen_backend_and_prints_reasons(
@@ -46,6 +54,24 @@ def test_explain_gives_implementation_and_reason_of_each_op(tmp_path: Path) -> N
     ops = figures(tmp_path / "out.json", "--explain")["ops"]
     assert ops
     assert all(choice["op"] and choice["implementation"] and choice["reason"] for choice in ops)
+
+
+def test_assumed_backend_is_explained_without_its_device(tmp_path: Path) -> None:
+    ops = figures(tmp_path / "out.json", "--explain", "--assume", "ascend950")["ops"]
+    choices = {choice["op"]: choice for choice in ops}
+    assert "npu_grouped_matmul" in choices["moe/moe_experts"]["reason"]
+    assert "antiquant_scale" in choices["moe/moe_experts"]["layout"]
+    assert all(choice["reason"] and choice["implementation"] != "-" for choice in ops)
+
+
+def test_assuming_without_explaining_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["backends", "--assume", "ascend950"]) == 2
+    assert "add --explain" in capsys.readouterr().err
+
+
+def test_backend_without_a_plan_cannot_be_assumed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["backends", "--explain", "--assume", "reference"]) == 2
+    assert "deepinfer_plan" in capsys.readouterr().err
 
 
 def test_explain_of_an_unavailable_backend_fails_with_the_reasons(

@@ -20,7 +20,7 @@ from deepinfer.device.samples.registry import Arguments, Builder, declare
 
 
 @dataclass(frozen=True, slots=True)
-class _Step:
+class Step:
     """Query and context lengths of every request, and the capacity in rows."""
 
     query: tuple[int, ...]
@@ -52,21 +52,21 @@ def _index(values: list[int] | tuple[int, ...]) -> Tensor:
 
 
 _STEPS = {
-    "control": _Step((3, 5, 2), (0, 7, 12), 10),
-    "padding-rows": _Step((3, 5, 2), (0, 7, 12), 16),
-    "n=0": _Step((0, 0), (4, 0), 0),
-    "nothing-valid": _Step((0, 0), (4, 0), 5),
-    "n=1": _Step((1,), (0,), 1),
-    "one-request": _Step((7,), (3,), 8),
-    "empty-request-first": _Step((0, 4), (9, 2), 6),
-    "empty-request-between": _Step((2, 0, 3), (1, 5, 0), 5),
-    "empty-request-last": _Step((4, 0), (2, 9), 6),
-    "one-row-each": _Step((1, 1, 1, 1), (0, 5, 11, 40), 4),
-    "large-positions": _Step((2, 1), (1_000_000, 262_143), 3),
+    "control": Step((3, 5, 2), (0, 7, 12), 10),
+    "padding-rows": Step((3, 5, 2), (0, 7, 12), 16),
+    "n=0": Step((0, 0), (4, 0), 0),
+    "nothing-valid": Step((0, 0), (4, 0), 5),
+    "n=1": Step((1,), (0,), 1),
+    "one-request": Step((7,), (3,), 8),
+    "empty-request-first": Step((0, 4), (9, 2), 6),
+    "empty-request-between": Step((2, 0, 3), (1, 5, 0), 5),
+    "empty-request-last": Step((4, 0), (2, 9), 6),
+    "one-row-each": Step((1, 1, 1, 1), (0, 5, 11, 40), 4),
+    "large-positions": Step((2, 1), (1_000_000, 262_143), 3),
 }
 
 
-def _layout(step: _Step, *, strided: bool = False) -> Builder:
+def _layout(step: Step, *, strided: bool = False) -> Builder:
     def build(generator: torch.Generator, numerics: Numerics) -> Arguments:
         query = _index(step.query)
         return {
@@ -85,7 +85,7 @@ _WINDOW = 4
 
 
 def _window(
-    step: _Step,
+    step: Step,
     *,
     kind: StepKind,
     ring: int = 6,
@@ -109,7 +109,7 @@ def _window(
     return build
 
 
-_EDGES = _Step((1, 1, 1, 1, 1), (0, _WINDOW - 2, _WINDOW - 1, _WINDOW, 5), 6)
+_EDGES = Step((1, 1, 1, 1, 1), (0, _WINDOW - 2, _WINDOW - 1, _WINDOW, 5), 6)
 declare(
     state.window_plan,
     {f"prefill,{name}": _window(step, kind=StepKind.PREFILL) for name, step in _STEPS.items()},
@@ -120,7 +120,7 @@ declare(
         "decode": _window(_STEPS["one-row-each"], kind=StepKind.DECODE),
         "decode,n=0": _window(_STEPS["n=0"], kind=StepKind.DECODE),
         "decode,nothing-valid": _window(_STEPS["nothing-valid"], kind=StepKind.DECODE),
-        "decode,drafts": _window(_Step((2, 2, 1), (0, 5, 20), 6), kind=StepKind.DECODE),
+        "decode,drafts": _window(Step((2, 2, 1), (0, 5, 20), 6), kind=StepKind.DECODE),
         "decode,around-the-window": _window(_EDGES, kind=StepKind.DECODE),
         "decode,ring=window": _window(_STEPS["one-row-each"], kind=StepKind.DECODE, ring=_WINDOW),
         "decode,floors": _window(
@@ -130,14 +130,14 @@ declare(
         "empty": _window(_STEPS["nothing-valid"], kind=StepKind.EMPTY),
         "prefill,around-the-window": _window(_EDGES, kind=StepKind.PREFILL),
         "prefill,chunk-around-the-ring": _window(
-            _Step((5, 6, 7), (0, 3, 20), 18), kind=StepKind.PREFILL
+            Step((5, 6, 7), (0, 3, 20), 18), kind=StepKind.PREFILL
         ),
         "prefill,floors": _window(_STEPS["control"], kind=StepKind.PREFILL, floors=(0, 9, 12)),
     },
 )
 
 
-def _compress(step: _Step, *, ratio: int, block_size: int = 4, pending: int = 3) -> Builder:
+def _compress(step: Step, *, ratio: int, block_size: int = 4, pending: int = 3) -> Builder:
     def build(generator: torch.Generator, numerics: Numerics) -> Arguments:
         num_seqs = len(step.query)
         longest = max(q + c for q, c in zip(step.query, step.context, strict=True))
@@ -165,16 +165,16 @@ declare(
     state.compress_plan,
     {f"ratio=2,{name}": _compress(step, ratio=2) for name, step in _SHORT.items()},
 )
-_PAIRS = _Step((1, 1, 1, 2, 2), (0, 1, 2, 0, 1), 7)
+_PAIRS = Step((1, 1, 1, 2, 2), (0, 1, 2, 0, 1), 7)
 declare(
     state.compress_plan,
     {
         "ratio=2,around-a-pair": _compress(_PAIRS, ratio=2),
-        "ratio=2,chunk-longer-than-ring": _compress(_Step((7,), (2,), 7), ratio=2, pending=2),
+        "ratio=2,chunk-longer-than-ring": _compress(Step((7,), (2,), 7), ratio=2, pending=2),
         "ratio=2,one-entry-per-block": _compress(_STEPS["control"], ratio=2, block_size=2),
         "ratio=1,one-entry-per-block": _compress(_STEPS["control"], ratio=1, block_size=1),
         "ratio=2,large-positions": _compress(
-            _Step((2, 1), (1_000_000, 262_143), 3), ratio=2, block_size=1 << 18
+            Step((2, 1), (1_000_000, 262_143), 3), ratio=2, block_size=1 << 18
         ),
     },
 )
