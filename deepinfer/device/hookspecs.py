@@ -6,6 +6,7 @@ functions with `hookimpl` and imports neither torch nor a vendor package at modu
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 import pluggy
@@ -35,8 +36,12 @@ hookimpl = pluggy.HookimplMarker(PROJECT_NAME)
 
 
 @hookspec(firstresult=True)
-def deepinfer_probe() -> Probe:  # type: ignore[empty-body]
+def deepinfer_probe(options: Mapping[str, object]) -> Probe:  # type: ignore[empty-body]
     """Return whether the backend can run here, or what is missing.
+
+    Args:
+        options: `backend.options`, empty for a listing: they may ask for a mode that needs less,
+            such as an emulation. A plugin without such a mode leaves the argument out.
 
     Contract: takes milliseconds, imports no vendor package, starts no process, opens no device.
     """

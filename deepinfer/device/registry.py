@@ -9,6 +9,7 @@ from __future__ import annotations
 import difflib
 import importlib.metadata
 import logging
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -88,7 +89,7 @@ def load_backend(config: BackendConfig) -> Backend:
     info = BackendInfo(entry_point.name, entry_point.value, _distribution(entry_point), None, "")
     try:
         manager = _register(entry_point)
-        probe = _probe(manager, entry_point.name)
+        probe = _probe(manager, entry_point.name, config.options)
     except _PluginError as error:
         raise CapabilityError(
             f"{info.title} cannot be loaded: {error}; repair or uninstall this package, or choose "
@@ -142,7 +143,7 @@ def _find(name: str) -> importlib.metadata.EntryPoint:
 def _inspect(entry_point: importlib.metadata.EntryPoint) -> BackendInfo:
     distribution = _distribution(entry_point)
     try:
-        probe = _probe(_register(entry_point), entry_point.name)
+        probe = _probe(_register(entry_point), entry_point.name, {})
     except _PluginError as error:
         logger.debug("backend %s of %s", entry_point.name, distribution, exc_info=True)
         return BackendInfo(entry_point.name, entry_point.value, distribution, None, str(error))
@@ -167,9 +168,9 @@ def _register(entry_point: importlib.metadata.EntryPoint) -> pluggy.PluginManage
     return manager
 
 
-def _probe(manager: pluggy.PluginManager, name: str) -> Probe:
+def _probe(manager: pluggy.PluginManager, name: str, options: Mapping[str, object]) -> Probe:
     try:
-        probe = manager.hook.deepinfer_probe()
+        probe = manager.hook.deepinfer_probe(options=options)
     except Exception as error:
         # Foreign code again, see _register.
         raise _PluginError(f"deepinfer_probe: {type(error).__name__}: {error}") from error

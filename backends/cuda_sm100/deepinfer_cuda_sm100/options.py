@@ -1,0 +1,74 @@
+"""`backend.options` of cuda_sm100."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from deepinfer.device.errors import ConfigError
+
+
+class EngramPlace(enum.Enum):
+    """Where Engram tables lie."""
+
+    DEVICE = "device"
+    """In device memory."""
+    HOST = "host"
+    """In pinned host memory, read by the device over the bus."""
+
+
+@dataclass(frozen=True, slots=True)
+class CudaOptions:
+    """What the user may choose.
+
+    Attributes:
+        interpret: run the kernels in Triton's interpreter on the CPU; for checking, not speed.
+        engram_tables: where Engram tables are placed.
+        device_index: number of the GPU.
+        poison_released: overwrite released cache rows with NaN (a test mode).
+    """
+
+    interpret: bool = False
+    engram_tables: EngramPlace = EngramPlace.DEVICE
+    device_index: int = 0
+    poison_released: bool = False
+
+    @classmethod
+    def from_mapping(cls, options: Mapping[str, object]) -> CudaOptions:
+        """Checked options.
+
+        Raises:
+            ConfigError: an option is unknown or has a value outside its range.
+        """
+        known = ("device_index", "engram_tables", "interpret", "poison_released")
+        unknown = sorted(set(options) - set(known))
+        if unknown:
+            raise ConfigError(
+                f"backend.options.{unknown[0]} is unknown to the cuda_sm100 backend; it has "
+                f"{', '.join(known)}"
+            )
+        index = options.get("device_index", 0)
+        if isinstance(index, bool) or not isinstance(index, int) or index < 0:
+            raise ConfigError(
+                f"backend.options.device_index is {index!r}; expected a GPU's number, 0 or above"
+            )
+        places = [place.value for place in EngramPlace]
+        place = options.get("engram_tables", EngramPlace.DEVICE.value)
+        if place not in places:
+            raise ConfigError(
+                f"backend.options.engram_tables is {place!r}; expected one of {places}"
+            )
+        return cls(
+            interpret=_flag(options, "interpret"),
+            engram_tables=EngramPlace(place),
+            device_index=index,
+            poison_released=_flag(options, "poison_released"),
+        )
+
+
+def _flag(options: Mapping[str, object], name: str) -> bool:
+    value = options.get(name, False)
+    if not isinstance(value, bool):
+        raise ConfigError(f"backend.options.{name} is {value!r}; expected true or false")
+    return value
