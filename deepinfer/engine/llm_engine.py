@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 from deepinfer.cache.block_pool import blocks_for
 from deepinfer.config import EngineConfig
-from deepinfer.device.backend import Backend
+from deepinfer.device.backend import DECODE_GRAPHS, Backend
 from deepinfer.device.errors import CapabilityError, RequestError
 from deepinfer.device.hookspecs import BackendConfig
 from deepinfer.device.numerics import Determinism
@@ -34,6 +34,7 @@ from deepinfer.engine.step_state import WorkerStepState
 from deepinfer.engine.worker import StepModel, Worker
 from deepinfer.model.caches import CacheGeometry
 from deepinfer.model.config import V41Config
+from deepinfer.model.decode_graphs import DecodeGraphs
 from deepinfer.model.loading import load_model
 from deepinfer.text.tokenizer import TextTokenizer
 
@@ -134,9 +135,13 @@ class LLMEngine:
                 random_seed=config.checkpoint.seed if random else None,
             )
             tokenizer = TextTokenizer.from_directory(directory)
-            return cls(
-                config, backend, loaded.backbone, loaded.config, tokenizer, marks=loaded.marks
-            )
+            model: StepModel = loaded.backbone
+            if DECODE_GRAPHS in backend.features:
+                limit = loaded.config.max_position_embeddings
+                model = DecodeGraphs(
+                    model, backend, max_key_len=min(config.max_model_len or limit, limit)
+                )
+            return cls(config, backend, model, loaded.config, tokenizer, marks=loaded.marks)
         except BaseException:
             backend.close()
             raise

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from deepinfer.device.backend import CacheKind
+from deepinfer.device.backend import DECODE_GRAPHS, CacheKind
 from deepinfer.device.hookspecs import BackendConfig
 from deepinfer.device.numerics import Numerics
 from deepinfer.device.op import OpTable
@@ -30,13 +30,19 @@ class CudaBackend:
     """Triton kernels on one GPU; tiles and splits do not depend on the number of rows."""
 
     name = "cuda_sm100"
-    features = frozenset({"batch_invariant", "deterministic", "graph_capture"})
 
     def __init__(self, config: BackendConfig, options: CudaOptions) -> None:
         self.numerics = config.numerics
         self.options = options
         self.runtime = CudaRuntime(options)
         self.ops: OpTable = build_op_table(config.numerics, self.runtime)
+
+    @property
+    def features(self) -> frozenset[str]:
+        declared = {"batch_invariant", "deterministic", "graph_capture"}
+        if self.options.graphs and not self.runtime.interprets:
+            declared.add(DECODE_GRAPHS)
+        return frozenset(declared)
 
     @property
     def activation_dtype(self) -> torch.dtype:

@@ -26,12 +26,14 @@ class CudaOptions:
         interpret: run the kernels in Triton's interpreter on the CPU; for checking, not speed.
         engram_tables: where Engram tables are placed.
         device_index: number of the GPU.
+        graphs: replay decode steps as CUDA graphs.
         poison_released: overwrite released cache rows with NaN (a test mode).
     """
 
     interpret: bool = False
     engram_tables: EngramPlace = EngramPlace.DEVICE
     device_index: int = 0
+    graphs: bool = True
     poison_released: bool = False
 
     @classmethod
@@ -41,7 +43,7 @@ class CudaOptions:
         Raises:
             ConfigError: an option is unknown or has a value outside its range.
         """
-        known = ("device_index", "engram_tables", "interpret", "poison_released")
+        known = ("device_index", "engram_tables", "graphs", "interpret", "poison_released")
         unknown = sorted(set(options) - set(known))
         if unknown:
             raise ConfigError(
@@ -60,15 +62,16 @@ class CudaOptions:
                 f"backend.options.engram_tables is {place!r}; expected one of {places}"
             )
         return cls(
-            interpret=_flag(options, "interpret"),
+            interpret=_flag(options, "interpret", default=False),
             engram_tables=EngramPlace(place),
             device_index=index,
-            poison_released=_flag(options, "poison_released"),
+            graphs=_flag(options, "graphs", default=True),
+            poison_released=_flag(options, "poison_released", default=False),
         )
 
 
-def _flag(options: Mapping[str, object], name: str) -> bool:
-    value = options.get(name, False)
+def _flag(options: Mapping[str, object], name: str, *, default: bool) -> bool:
+    value = options.get(name, default)
     if not isinstance(value, bool):
         raise ConfigError(f"backend.options.{name} is {value!r}; expected true or false")
     return value

@@ -48,6 +48,8 @@ class CudaRuntime:
             torch.cuda.set_device(self._device)
             torch.backends.cuda.matmul.allow_tf32 = False
         self._is_closed = False
+        # One pool for all graphs: they run one after the other, so they may share memory.
+        self._graph_pool = None if options.interpret else torch.cuda.graph_pool_handle()
         self._streams: list[CudaStream | InterpretedStream] = []
         self._group = OneRank()
         self._compute_stream = self.new_stream("compute")
@@ -120,7 +122,7 @@ class CudaRuntime:
         stream.enqueue(work)
         stream.synchronize()
         graph = torch.cuda.CUDAGraph()
-        with torch.no_grad(), torch.cuda.graph(graph, stream=stream.stream):
+        with torch.no_grad(), torch.cuda.graph(graph, pool=self._graph_pool, stream=stream.stream):
             work()
         return CudaGraph(graph)
 
