@@ -22,8 +22,11 @@ settings.load_profile("dev")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Add `--runslow`."""
+    """Add `--runslow` and `--backend`."""
     parser.addoption("--runslow", action="store_true", help="run tests marked slow, too")
+    parser.addoption(
+        "--backend", default="reference", help="backend that the golden fixtures are run on"
+    )
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

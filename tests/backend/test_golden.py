@@ -37,10 +37,10 @@ class Fixture(NamedTuple):
     backend: Backend
 
 
-@pytest.fixture(scope="module", params=["reference"])
+@pytest.fixture(scope="module")
 def backend_name(request: pytest.FixtureRequest) -> str:
-    """Every backend that computes exact fp32."""
-    name: str = request.param
+    """The backend under test, one that computes exact fp32: `--backend`, else the reference."""
+    name: str = request.config.getoption("--backend")
     return name
 
 
