@@ -73,10 +73,11 @@ def compile_case(module: ModuleType, case: CompileCase, arch: int) -> CompileRes
     signature = {**case.signature, **dict.fromkeys(case.constants, "constexpr")}
     ordered = {name: signature[name] for name in kernel.arg_names}
     # Pointers and sizes of real models are multiples of 16, and launches specialise on it.
+    varying = set(kernel.do_not_specialize)
     aligned = {
         (at,): [["tt.divisibility", 16]]
-        for at, kind in enumerate(ordered.values())
-        if kind.startswith("*") or kind == "i32"
+        for at, (name, kind) in enumerate(ordered.items())
+        if kind.startswith("*") or (kind == "i32" and not varying & {name, at})
     }
     source = ASTSource(kernel, ordered, constexprs=dict(case.constants), attrs=aligned)
     compiled = triton.compile(

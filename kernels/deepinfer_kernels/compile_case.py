@@ -1,4 +1,9 @@
-"""What a kernel file says about compiling its kernels without a GPU."""
+"""What a kernel file says about compiling its kernels without a GPU.
+
+Counts that change from step to step (rows, requests, visible entries) are `do_not_specialize`
+arguments: a count of 1, or a multiple of 16, would otherwise get a kernel of its own, compiled in
+the middle of a run, whose sums may be ordered differently.
+"""
 
 from __future__ import annotations
 

@@ -52,7 +52,12 @@ class CudaRuntime:
         self._graph_pool = None if options.interpret else torch.cuda.graph_pool_handle()
         self._streams: list[CudaStream | InterpretedStream] = []
         self._group = OneRank()
-        self._compute_stream = self.new_stream("compute")
+        # The stream that packs weights and makes caches computes too, so that order is enough.
+        self._compute_stream = self._add(
+            InterpretedStream("compute")
+            if options.interpret
+            else CudaStream("compute", torch.cuda.default_stream(self._device))
+        )
         self._copy_stream = self.new_stream("copy")
 
     @property
@@ -93,9 +98,11 @@ class CudaRuntime:
     def new_stream(self, name: str) -> CudaStream | InterpretedStream:
         """A further stream; it is closed with the runtime."""
         self._require_open("new_stream")
-        stream: CudaStream | InterpretedStream = (
-            InterpretedStream(name) if self._interprets else CudaStream(name, self._device)
-        )
+        if self._interprets:
+            return self._add(InterpretedStream(name))
+        return self._add(CudaStream(name, torch.cuda.Stream(self._device)))
+
+    def _add(self, stream: CudaStream | InterpretedStream) -> CudaStream | InterpretedStream:
         self._streams.append(stream)
         return stream
 

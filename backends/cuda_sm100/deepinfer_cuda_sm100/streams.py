@@ -28,9 +28,9 @@ class CudaEvent:
 class CudaStream:
     """A CUDA stream: work is issued inside `enqueue` and runs on the device afterwards."""
 
-    def __init__(self, name: str, device: torch.device) -> None:
+    def __init__(self, name: str, stream: torch.cuda.Stream) -> None:
         self.name = name
-        self.stream = torch.cuda.Stream(device)
+        self.stream = stream
         self._is_closed = False
 
     def enqueue(self, work: Callable[[], None]) -> None:

@@ -10,7 +10,7 @@ from torch import Tensor
 from deepinfer_kernels.compile_case import CompileCase
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_columns"])
 def _hash(
     ids_ptr, history_ptr, row_seq_ptr, row_offset_ptr, map_ptr, multipliers_ptr, primes_ptr,
     offsets_ptr, out_ptr, num_columns, per_layer, num_heads, pad,

@@ -18,7 +18,7 @@ def _round_bf16(x):
     return x.to(tl.bfloat16).to(tl.float32)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["max_blocks", "max_visible"])
 def _scores(
     q_ptr, weights_ptr, cache_ptr, table_ptr, row_seq_ptr, visible_ptr, out_ptr, num_heads,
     max_blocks, per_block, max_visible,

@@ -26,7 +26,7 @@ def _ordered_key(score):
     return tl.where(score > float("-inf"), key, 0)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_columns"])
 def _select(scores_ptr, out_ptr, num_columns, k, COLUMNS: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
     offset = tl.arange(0, COLUMNS)
@@ -69,7 +69,7 @@ def _select(scores_ptr, out_ptr, num_columns, k, COLUMNS: tl.constexpr):
         written += tl.sum(taken.to(tl.int32), axis=0)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_columns", "num_blocks"])
 def _block_maxima(
     scores_ptr, visible_ptr, out_ptr, num_columns, num_blocks, SIZE: tl.constexpr,
     SIZE_BLOCK: tl.constexpr, BLOCKS: tl.constexpr,
@@ -90,7 +90,7 @@ def _block_maxima(
     tl.store(out_ptr + row * num_blocks + block, best, mask=block < num_blocks)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["count", "per_row", "num_blocks"])
 def _mark(candidates_ptr, marks_ptr, count, per_row, num_blocks, BLOCK: tl.constexpr):
     at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     candidate = tl.load(candidates_ptr + at, mask=at < count, other=-1)
@@ -98,7 +98,7 @@ def _mark(candidates_ptr, marks_ptr, count, per_row, num_blocks, BLOCK: tl.const
     tl.store(mark, tl.full([BLOCK], 1, dtype=tl.uint8), mask=candidate >= 0)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_columns", "num_blocks"])
 def _mask(scores_ptr, marks_ptr, out_ptr, num_columns, num_blocks, size, BLOCK: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)

@@ -44,7 +44,7 @@ def _copy_rows(source_ptr, source_slots_ptr, slots_ptr, target_ptr, row_bytes, B
         tl.store(target_ptr + slot * row_bytes + column, found, mask=inside)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["count", "per_row", "max_blocks"])
 def _entry_slots(
     entries_ptr, row_seq_ptr, table_ptr, out_ptr, count, per_row, max_blocks, per_block,
     BLOCK: tl.constexpr,

@@ -19,7 +19,7 @@ _INNER_PER_SPLIT = 1024
 _COEFFICIENT_ROWS = 8
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_rows"])
 def _project(
     x_ptr, fn_ptr, partial_ptr, squares_ptr, num_rows, num_outputs, inner,
     PRECISION: tl.constexpr, ROWS: tl.constexpr, OUTPUTS: tl.constexpr, INNER: tl.constexpr,
@@ -54,7 +54,7 @@ def _sigmoid(x):
     return 1.0 / (1.0 + tl.exp(-x))
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_rows"])
 def _coefficients(
     partial_ptr, squares_ptr, scale_ptr, base_ptr, pre_ptr, post_ptr, comb_ptr, num_rows, inner,
     norm_eps, hc_eps, num_iters,

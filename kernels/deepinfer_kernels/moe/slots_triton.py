@@ -37,7 +37,7 @@ class Slots(NamedTuple):
     row_slots: Tensor
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_pairs"])
 def _count(ids_ptr, valid_ptr, counts_ptr, num_pairs, k, PAIRS: tl.constexpr):
     expert = tl.program_id(0)
     total = tl.zeros([PAIRS], dtype=tl.int32)
@@ -50,7 +50,7 @@ def _count(ids_ptr, valid_ptr, counts_ptr, num_pairs, k, PAIRS: tl.constexpr):
     tl.store(counts_ptr + expert, tl.sum(total, axis=0))
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_pairs"])
 def _place(
     ids_ptr, weights_ptr, valid_ptr, physical_ptr, counts_ptr, tile_experts_ptr, slot_rows_ptr,
     slot_weights_ptr, row_slots_ptr, num_pairs, k, num_experts,

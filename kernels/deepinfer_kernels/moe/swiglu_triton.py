@@ -31,7 +31,7 @@ def _activate(
     tl.store(out, value.to(out_ptr.dtype.element_ty), mask=inside)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_rows"])
 def _swiglu(
     gate_up_ptr, slot_rows_ptr, slot_weights_ptr, out_ptr, num_rows, inner, limit,
     SLOTS: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,

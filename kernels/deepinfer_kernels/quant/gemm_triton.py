@@ -78,7 +78,7 @@ def _accumulate(
     return acc
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["M"])
 def _gemm(
     x_ptr, x_scales_ptr, w_ptr, w_scales_ptr, out_ptr, M, N, num_groups, k_per_split,
     K: tl.constexpr, W: tl.constexpr, X: tl.constexpr, DTYPE: tl.constexpr, SPLITS: tl.constexpr,
@@ -100,7 +100,7 @@ def _gemm(
     tl.store(out, acc.to(out_ptr.dtype.element_ty), mask=(n < N)[:, None] & (m < M)[None, :])
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["count"])
 def _add_splits(partial_ptr, out_ptr, count, SPLITS: tl.constexpr, BLOCK: tl.constexpr):
     at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     inside = at < count

@@ -23,7 +23,7 @@ _GROUPS = 32
 """Groups of one program."""
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_groups"])
 def _quantize(
     x_ptr, codes_ptr, scales_ptr, num_groups, FORMAT: tl.constexpr, GROUP: tl.constexpr,
     GROUPS: tl.constexpr,

@@ -12,7 +12,7 @@ from deepinfer_kernels.compile_case import CompileCase
 _COLUMNS = 1024
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["count"])
 def _allow(logits_ptr, allowed_ptr, count, BLOCK: tl.constexpr):
     at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     inside = at < count
@@ -20,7 +20,7 @@ def _allow(logits_ptr, allowed_ptr, count, BLOCK: tl.constexpr):
     tl.store(logits_ptr + at, tl.full([BLOCK], float("-inf"), tl.float32), mask=inside & ~allowed)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["count"])
 def _ban(logits_ptr, rows_ptr, ids_ptr, count, vocab, BLOCK: tl.constexpr):
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     row = tl.load(rows_ptr + at, mask=at < count, other=-1)
@@ -29,7 +29,7 @@ def _ban(logits_ptr, rows_ptr, ids_ptr, count, vocab, BLOCK: tl.constexpr):
     tl.store(logits_ptr + row * vocab + token, removed, mask=row >= 0)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["count"])
 def _add_bias(logits_ptr, rows_ptr, ids_ptr, values_ptr, count, vocab, BLOCK: tl.constexpr):
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     row = tl.load(rows_ptr + at, mask=at < count, other=-1)
@@ -62,7 +62,7 @@ def _penalise(
         tl.store(logits_ptr + row * vocab + column, logits, mask=inside)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["count"])
 def _count(ids_ptr, slots_ptr, counts_ptr, count, vocab, BLOCK: tl.constexpr):
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     slot = tl.load(slots_ptr + at, mask=at < count, other=-1)

@@ -46,7 +46,7 @@ def philox_uniform(seed, sample, position, purpose, column):
     return tl.minimum((word.to(tl.float32) + 0.5) * _UNIT, _BELOW_ONE)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["purpose"])
 def _uniform(seeds_ptr, samples_ptr, positions_ptr, out_ptr, purpose, num, COLUMNS: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)

@@ -126,7 +126,7 @@ def _cut(z_ptr, order_ptr, kept_ptr, temperature_ptr, vocab, COLUMNS: tl.constex
     tl.store(z_ptr + row * vocab + token, removed, mask=cut)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["purpose"])
 def _draw(
     z_ptr, temperature_ptr, seeds_ptr, samples_ptr, positions_ptr, out_ptr, purpose, vocab,
     COLUMNS: tl.constexpr,

@@ -51,7 +51,7 @@ class Compressed(NamedTuple):
     ring_write: Tensor
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_rows", "num_seqs"])
 def _layout(
     query_lens_ptr, context_lens_ptr, row_seq_ptr, row_offset_ptr, positions_ptr, valid_ptr,
     starts_ptr, num_rows, num_seqs, ROWS: tl.constexpr, SEQS: tl.constexpr,
@@ -124,7 +124,7 @@ def _history(
     tl.store(to_ptr + at, tl.where(present, target, -1), mask=inside)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["capacity", "num_seqs", "max_blocks"])
 def _emit(
     starts_ptr, query_lens_ptr, positions_ptr, table_ptr, emit_ptr, entries_ptr, out_positions_ptr,
     slots_ptr, capacity, num_seqs, max_blocks, per_block,
@@ -158,7 +158,7 @@ def _emit(
     tl.store(slots_ptr + place, tl.where(emitted, slot, -1), mask=inside)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_rows"])
 def _compressed_rows(
     row_seq_ptr, row_offset_ptr, positions_ptr, valid_ptr, query_lens_ptr, seq_slots_ptr,
     visible_ptr, previous_ptr, read_ptr, write_ptr, num_rows, pending_ring,
