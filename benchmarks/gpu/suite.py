@@ -53,7 +53,7 @@ def command_of(part: str, out: Path, backend: str) -> list[str]:
     if part == "golden":
         return [
             sys.executable, "-m", "pytest", "tests/backend/test_golden.py", "--backend", backend,
-            "-q", "--no-header", "-W", "default", "-p", "no:cacheprovider", "--tb=short",
+            "-v", "--no-header", "-W", "default", "-p", "no:cacheprovider", "--tb=short",
             "--durations=5",
         ]  # fmt: skip
     if part.startswith("conformance-"):
