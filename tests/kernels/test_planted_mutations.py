@@ -117,7 +117,7 @@ MUTATIONS = {
         "moe_dispatch:normative,invalid-rows",
     ),
     "scores skip the relu": _of(
-        "indexer", "scores", 
+        "indexer", "scores",
         "tl.maximum(_round_bf16(dots), 0.0, propagate_nan=tl.PropagateNan.ALL)",
         "_round_bf16(dots)", "index_scores:normative,control",
     ),
@@ -150,7 +150,8 @@ MUTATIONS = {
         "sample_tokens:normative,*",
     ),
     "window is one row short": _of(
-        "state", "plans", "readable = valid & (key >=", "readable = valid & (key >", "window_plan:*",
+        "state", "plans", "readable = valid & (key >=", "readable = valid & (key >",
+        "window_plan:*",
     ),
 }  # fmt: skip
 
