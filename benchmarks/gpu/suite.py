@@ -3,10 +3,10 @@
     python benchmarks/gpu/suite.py OUT [--backend cuda_sm100] [--parts golden kernels ...]
 
 Checks run side by side in processes of their own, then the measurements one after the other. A
-part that fails or runs out of time leaves what it has, and the others go on. OUT gets one file
-per part (`conformance.json`, `golden.log`, `generation.json`, `throughput.json`, `kernels.json`),
-`machine.json` and `summary.md`, which is printed, too. Needs no network and no installation
-beyond the packages of the project.
+part that fails or runs out of time leaves what it has, and the others go on. OUT gets
+`conformance.json` (the reports of all conformance parts), `throughput.json`, `kernels.json`,
+`machine.json`, `log.txt` and `summary.md`, which is printed, too. Needs no network and no
+installation beyond the packages of the project.
 """
 
 from __future__ import annotations
@@ -14,9 +14,11 @@ from __future__ import annotations
 import argparse
 import json
 import platform
+import shutil
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -25,8 +27,16 @@ import torch
 
 ROOT = Path(__file__).parents[2]
 # Limits in seconds; checks run together, measurements alone.
-CHECKS = {"conformance-exact": 150, "conformance-normative": 150, "golden": 150, "generation": 150}
+CHECKS = {
+    "ops-exact": 160, "ops-normative": 160, "features": 160, "scenarios": 160, "golden": 160,
+}  # fmt: skip
 MEASUREMENTS = {"throughput": 100, "kernels": 100}
+QUERIES = {
+    "ops-exact": "ops/*:exact,*",
+    "ops-normative": "ops/*:normative,*",
+    "features": "features/",
+    "scenarios": "scenarios/",
+}
 
 
 def machine() -> dict[str, Any]:
@@ -56,13 +66,14 @@ def command_of(part: str, out: Path, backend: str) -> list[str]:
             "-v", "--no-header", "-W", "default", "-p", "no:cacheprovider", "--tb=short",
             "--durations=5",
         ]  # fmt: skip
-    if part.startswith("conformance-"):
-        script = ["conformance.py", "--numerics", part.removeprefix("conformance-")]
-    else:
-        script = [f"{part}.py"]
-    path, *options = script
+    if part in QUERIES:
+        code = "import sys; from deepinfer.cli import main; sys.exit(main(sys.argv[1:]))"
+        return [
+            sys.executable, "-c", code, "conformance", QUERIES[part], "--backend", backend,
+            "--report", str(out / part),
+        ]  # fmt: skip
     return [
-        sys.executable, str(Path(__file__).parent / path), *options, "--backend", backend,
+        sys.executable, str(Path(__file__).parent / f"{part}.py"), "--backend", backend,
         "--out", str(out / f"{part}.json"),
     ]  # fmt: skip
 
@@ -114,16 +125,35 @@ def summary(words: dict[str, str], out: Path, facts: dict[str, Any]) -> str:
     ]
     for part, word in words.items():
         pieces.append(f"\n## {part}: {word}\n")
-        result = out / f"{part}.json"
+        result, report = out / f"{part}.json", out / part / "report.json"
         if result.exists():
             pieces.append(json.loads(result.read_text())["table"])
-        if word != "ok" or not result.exists():
+        if report.exists():
+            pieces.append(outcomes(json.loads(report.read_text())))
+        if word != "ok" or part == "golden":
             pieces.append(f"```\n{tail(out / f'{part}.log', 25)}\n```")
     return "\n".join(pieces) + "\n"
 
 
+def outcomes(report: dict[str, Any]) -> str:
+    """Counts of a conformance report by status, and what failed."""
+    counts = Counter(outcome["status"] for outcome in report["outcomes"])
+    words = ", ".join(f"{count} {status}" for status, count in sorted(counts.items()))
+    bad = [o for o in report["outcomes"] if o["status"] not in ("passed", "absent")]
+    lines = [f"{words} in {report['seconds']:.0f} s"]
+    lines += [f"- {outcome['case_id']}: {outcome['message'][:300]}" for outcome in bad[:40]]
+    return "\n".join(lines)
+
+
 def merge(words: dict[str, str], out: Path) -> None:
-    """One log instead of many, so that few files have to travel."""
+    """One log and one report instead of many, so that few files have to travel."""
+    reports = {}
+    for part in QUERIES:
+        if (out / part / "report.json").exists():
+            reports[part] = json.loads((out / part / "report.json").read_text())
+        shutil.rmtree(out / part, ignore_errors=True)
+    if reports:
+        (out / "conformance.json").write_text(json.dumps(reports))
     whole = [f"===== {part}\n{tail(out / f'{part}.log', 400)}\n" for part in words]
     (out / "log.txt").write_text("\n".join(whole))
     for part in words:

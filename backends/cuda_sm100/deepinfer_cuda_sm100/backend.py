@@ -38,6 +38,11 @@ class CudaBackend:
         self.ops: OpTable = build_op_table(config.numerics, self.runtime)
 
     @property
+    def labels(self) -> tuple[str, ...]:
+        """What every report has to say: `interpreted` where no GPU computed anything."""
+        return ("interpreted",) if self.runtime.interprets else ()
+
+    @property
     def features(self) -> frozenset[str]:
         declared = {"batch_invariant", "deterministic", "graph_capture"}
         if self.options.graphs and not self.runtime.interprets:
