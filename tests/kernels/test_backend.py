@@ -65,6 +65,25 @@ def test_options_are_read() -> None:
     assert not options.graphs
 
 
+def test_timed_events_stand_on_the_host_clock(backend: CudaBackend) -> None:
+    runtime = backend.runtime
+    before = runtime.now_us()
+    event = runtime.compute_stream.record_event(timed=True)
+    assert before <= event.time_us <= runtime.now_us()
+    with pytest.raises(ContractError, match="pass timed=True"):
+        _ = runtime.compute_stream.record_event().time_us
+
+
+def test_closed_runtime_takes_no_calls() -> None:
+    backend = create(Numerics.EXACT)
+    stream = backend.runtime.compute_stream
+    backend.close()
+    with pytest.raises(ContractError, match="stream 'compute' is closed"):
+        stream.enqueue(lambda: None)
+    with pytest.raises(ContractError, match="runtime is closed"):
+        backend.runtime.pinned((1,), torch.float32)
+
+
 @pytest.mark.parametrize(
     ("kind", "width", "expected"),
     [

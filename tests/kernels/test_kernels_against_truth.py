@@ -17,7 +17,8 @@ from deepinfer_kernels.norm import rmsnorm_triton
 from deepinfer_kernels.quant import gemm_triton, quantize_triton
 from deepinfer_kernels.quant.gemm_triton import Operand
 from deepinfer_kernels.sampling import controls_triton, philox_triton, sample_triton
-from deepinfer_kernels.state import plans_triton
+from deepinfer_kernels.spec import draft_triton
+from deepinfer_kernels.state import correct_triton, plans_triton
 
 DTYPES = [torch.float32, torch.bfloat16]
 
@@ -173,6 +174,8 @@ def test_streams(generator: torch.Generator, dtype: torch.dtype) -> None:
         streams_triton.expand(y, streams, post, comb),
         streams_triton.expand_truth(y, streams, post, comb),
     )
+    mean = torch.full((3, 4), 0.25)
+    close(streams_triton.collapse(streams, mean), streams.float().mean(1).to(dtype))
     close(
         streams_triton.collapse_norm(streams, post, weight, 1e-20),
         streams_triton.collapse_norm_truth(streams, post, weight, 1e-20),
@@ -314,6 +317,80 @@ def test_rows_are_laid_out_as_by_a_loop() -> None:
     found = list(zip(*(column.tolist() for column in columns), strict=True))
     assert found == plans_triton.row_layout_truth(lens, contexts, 80)
     assert rows.query_starts.tolist() == [0, 3, 3, 73, 74]
+
+
+@pytest.mark.parametrize("num_drafts", [0, 3])
+def test_inputs_are_corrected_as_by_a_loop(generator: torch.Generator, num_drafts: int) -> None:
+    lens, remap = [1 + num_drafts, 4, 1, 1 + num_drafts, 70], [2, -1, 0, 1, -1]
+    total = sum(lens)
+    host = correct_triton.Inputs(
+        torch.arange(100, 100 + total + 5), torch.tensor(lens), torch.tensor([0, 7, 0, 0, 30]),
+        torch.randint(0, 99, (5, 2), generator=generator),
+    )  # fmt: skip
+    results = correct_triton.Results(
+        torch.randint(200, 299, (3, 1 + num_drafts), generator=generator),
+        torch.randint(0, 1 + num_drafts, (3,), generator=generator),
+        torch.tensor([40, 50, 60]), torch.randint(300, 399, (3, 2), generator=generator),
+        torch.randint(400, 499, (3, num_drafts), generator=generator),
+    )  # fmt: skip
+    limits = [61, 9, 40, 99, 999]
+    value = correct_triton.correct_inputs(host, torch.tensor(limits), torch.tensor(remap), results)
+    truth = correct_triton.correct_inputs_truth(host, limits, remap, results)
+    assert value.input_ids.tolist() == truth[0] + [0] * (total + 5 - len(truth[0]))
+    assert value.query_lens.tolist() == truth[1]
+    assert value.context_lens.tolist() == truth[2]
+    assert value.history.tolist() == truth[3]
+
+
+@pytest.mark.parametrize("decodes", [True, False])
+def test_next_inputs_are_those_of_lists(decodes: bool) -> None:
+    inputs = correct_triton.Inputs(
+        torch.arange(100, 112), torch.tensor([4, 1, 0, 6]), torch.tensor([9, 0, 5, 20]),
+        torch.tensor([[1, 2, 3], [4, 5, 6], [7, 8, 9], [-1, -1, 10]]),
+    )  # fmt: skip
+    seqs, accepted = [3, 0, 1, 2], [2, 0, 3, 0]
+    contexts, history = correct_triton.next_inputs(
+        inputs, torch.tensor(seqs), torch.tensor(accepted), decodes=decodes
+    )
+    for row, (seq, num_accepted) in enumerate(zip(seqs, accepted, strict=True)):
+        truth = correct_triton.next_inputs_truth(inputs, seq, num_accepted, decodes=decodes)
+        assert (int(contexts[row]), history[row].tolist()) == truth
+
+
+def test_draft_blocks_lie_where_a_loop_puts_them() -> None:
+    anchors, slots, floors = [3, 40, 9], [2, 0, 1], [0, 30, 0]
+    valid = torch.tensor([True, True, False])
+    positions, write, read, rows = draft_triton.draft_plan(
+        torch.tensor(anchors), torch.tensor(slots), torch.tensor(floors), valid, block_size=4,
+        window=8, ring=13,
+    )  # fmt: skip
+    for seq in range(2):
+        part = slice(4 * seq, 4 * seq + 4)
+        truth = draft_triton.draft_plan_truth(
+            anchors[seq], slots[seq], floors[seq], block_size=4, window=8, ring=13
+        )
+        assert positions[part].tolist() == truth[0]
+        assert write[part].tolist() == truth[1]
+        assert read[part].tolist() == [truth[2]] * 4
+    assert (write[8:] == -1).all()
+    assert (read[8:] == -1).all()
+    assert rows.tolist() == [True] * 8 + [False] * 4
+
+
+def test_draft_context_keeps_final_rows_only() -> None:
+    value = draft_triton.draft_context(
+        torch.tensor([0, 0, 0, 1, 1, 1]), torch.tensor([0, 1, 2, 0, 1, 0]),
+        torch.tensor([5, 6, 7, 0, 1, 0]), torch.tensor([True] * 5 + [False]),
+        torch.tensor([2, 5]), torch.tensor([1, 3]), ring=4,
+    )  # fmt: skip
+    # Of the second request the first row is older than a ring of its 5 final rows.
+    assert value.tolist() == [4 + 1, 4 + 2, -1, -1, 12 + 1, -1]
+
+
+def test_probability_is_a_tempered_sigmoid(generator: torch.Generator) -> None:
+    logit = torch.randn(300, generator=generator) * 8.0
+    temperature = torch.rand(300, generator=generator) + 0.5
+    close(draft_triton.probability(logit, temperature), torch.sigmoid(logit / temperature))
 
 
 def test_random_numbers_are_those_of_plain_integers() -> None:

@@ -15,8 +15,10 @@ from deepinfer_cuda_sm100.options import CudaOptions
 from deepinfer_cuda_sm100.streams import (
     CudaGraph,
     CudaStream,
+    DeviceClock,
     InterpretedStream,
     RepeatedWork,
+    host_time_us,
 )
 
 _INTERPRETED_BYTES = 1 << 30
@@ -52,11 +54,12 @@ class CudaRuntime:
         self._graph_pool = None if options.interpret else torch.cuda.graph_pool_handle()
         self._streams: list[CudaStream | InterpretedStream] = []
         self._group = OneRank()
+        self._clock = None if options.interpret else DeviceClock(self._device)
         # The stream that packs weights and makes caches computes too, so that order is enough.
         self._compute_stream = self._add(
             InterpretedStream("compute")
-            if options.interpret
-            else CudaStream("compute", torch.cuda.default_stream(self._device))
+            if self._clock is None
+            else CudaStream("compute", torch.cuda.default_stream(self._device), self._clock)
         )
         self._copy_stream = self.new_stream("copy")
 
@@ -98,13 +101,17 @@ class CudaRuntime:
     def new_stream(self, name: str) -> CudaStream | InterpretedStream:
         """A further stream; it is closed with the runtime."""
         self._require_open("new_stream")
-        if self._interprets:
+        if self._clock is None:
             return self._add(InterpretedStream(name))
-        return self._add(CudaStream(name, torch.cuda.Stream(self._device)))
+        return self._add(CudaStream(name, torch.cuda.Stream(self._device), self._clock))
 
     def _add(self, stream: CudaStream | InterpretedStream) -> CudaStream | InterpretedStream:
         self._streams.append(stream)
         return stream
+
+    def now_us(self) -> float:
+        """Time of the process's performance counter, the clock of timed events."""
+        return host_time_us()
 
     def pinned(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         """Uninitialised page-locked host memory; ordinary memory under the interpreter."""

@@ -14,9 +14,10 @@ _COLUMNS = 1024
 
 
 @triton.jit
-def _collapse_norm(
-    streams_ptr, pre_ptr, weight_ptr, out_ptr, width, eps, M: tl.constexpr, BLOCK: tl.constexpr
-):
+def _collapse(
+    streams_ptr, pre_ptr, weight_ptr, out_ptr, width, eps, M: tl.constexpr, NORM: tl.constexpr,
+    BLOCK: tl.constexpr,
+):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
     column = tl.arange(0, BLOCK)
     inside = column < width
@@ -25,11 +26,12 @@ def _collapse_norm(
         weight = tl.load(pre_ptr + row * M + stream)
         values = tl.load(streams_ptr + (row * M + stream) * width + column, mask=inside, other=0.0)
         total += weight * values.to(tl.float32)
-    # Rounded as if the collapsed row had been stored before the norm.
-    total = total.to(out_ptr.dtype.element_ty).to(tl.float32)
-    scale = tl.rsqrt(tl.sum(total * total, axis=0) / width + eps)
-    normed = tl.load(weight_ptr + column, mask=inside, other=0.0) * (total * scale)
-    tl.store(out_ptr + row * width + column, normed.to(out_ptr.dtype.element_ty), mask=inside)
+    if NORM:
+        # Rounded as if the collapsed row had been stored before the norm.
+        total = total.to(out_ptr.dtype.element_ty).to(tl.float32)
+        scale = tl.rsqrt(tl.sum(total * total, axis=0) / width + eps)
+        total = tl.load(weight_ptr + column, mask=inside, other=0.0) * (total * scale)
+    tl.store(out_ptr + row * width + column, total.to(out_ptr.dtype.element_ty), mask=inside)
 
 
 @triton.jit
@@ -64,14 +66,23 @@ def collapse_norm(streams: Tensor, pre: Tensor, weight: Tensor, eps: float) -> T
     Returns:
         [T, D] in the streams' dtype.
     """
+    return _run_collapse(streams, pre, weight, eps)
+
+
+def collapse(streams: Tensor, pre: Tensor) -> Tensor:
+    """Weighted sum of the streams: [T, M, D] and [T, M] fp32 -> [T, D], one cast."""
+    return _run_collapse(streams, pre, None, 0.0)
+
+
+def _run_collapse(streams: Tensor, pre: Tensor, weight: Tensor | None, eps: float) -> Tensor:
     streams = streams.contiguous()
     num_rows, m, width = streams.shape
     out = torch.empty((num_rows, width), dtype=streams.dtype, device=streams.device)
     if out.numel():
         block = triton.next_power_of_2(width)
-        _collapse_norm[(num_rows,)](
-            streams, pre.contiguous(), weight, out, width, eps, M=m, BLOCK=block,
-            num_warps=8 if block > 2048 else 4,
+        _collapse[(num_rows,)](
+            streams, pre.contiguous(), weight, out, width, eps, M=m, NORM=weight is not None,
+            BLOCK=block, num_warps=8 if block > 2048 else 4,
         )  # fmt: skip
     return out
 
@@ -115,12 +126,12 @@ def collapse_norm_truth(streams: Tensor, pre: Tensor, weight: Tensor, eps: float
 
 COMPILE_CASES = (
     CompileCase(
-        "_collapse_norm",
+        "_collapse",
         {
             "streams_ptr": "*bf16", "pre_ptr": "*fp32", "weight_ptr": "*fp32", "out_ptr": "*bf16",
             "width": "i32", "eps": "fp32",
         },
-        {"M": 4, "BLOCK": 8192},
+        {"M": 4, "NORM": True, "BLOCK": 8192},
         num_warps=8,
     ),
     CompileCase(
