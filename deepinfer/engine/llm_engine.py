@@ -25,6 +25,7 @@ from deepinfer.device.runtime import StepKind
 from deepinfer.engine.batch_builder import build_step
 from deepinfer.engine.commit import StopRules, commit
 from deepinfer.engine.kv_sizing import num_kv_blocks
+from deepinfer.engine.memory_plan import MemoryPlan
 from deepinfer.engine.output_text import OutputText
 from deepinfer.engine.outputs import CompletionOutput, FinishReason, RequestOutput
 from deepinfer.engine.sampling_params import SamplingParams
@@ -92,6 +93,9 @@ class LLMEngine:
             max_num_tokens=scheduler.max_num_tokens,
             async_depth=scheduler.async_depth,
         )
+        plan = MemoryPlan.of(model_config, geometry, backend)
+        plan.require_room()
+        _log.info("%s", plan)
         self._worker = Worker(backend, model, geometry, model_config.vocab_size)
         self._scheduler = Scheduler(
             block_size=config.cache.block_size,

@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 from deepinfer.device import formats
 from deepinfer.device.backend import CacheKind
 from deepinfer.device.backend_config import BackendConfig
-from deepinfer.device.errors import ConfigError, ContractError
+from deepinfer.device.errors import CapabilityError, ConfigError, ContractError
 from deepinfer.device.numerics import Numerics
 from deepinfer.device.runtime import StepKind
 from deepinfer.device.weights import WeightFormat, stored_from_float
@@ -127,6 +127,17 @@ def test_poisoned_rows_are_nan_and_no_others(fmt: str) -> None:
     values = cache.unpack(torch.arange(4))
     assert values[[1, 3]].isnan().all()
     assert (values[[0, 2]] == 0).all()
+
+
+def test_full_device_is_refused_with_figures_and_a_remedy(
+    backend: CudaBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*arguments: object) -> RecordRows:
+        raise torch.OutOfMemoryError("full")
+
+    monkeypatch.setattr("deepinfer_cuda_sm100.backend.RecordRows", full)
+    with pytest.raises(CapabilityError, match=r"no memory for 9 rows of a window cache: 1\.00 GiB"):
+        backend.create_cache(CacheKind.WINDOW, 9, 64)
 
 
 def test_rows_that_do_not_exist_have_no_bytes() -> None:

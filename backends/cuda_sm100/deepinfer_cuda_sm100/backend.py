@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import TypeVar
 
 import torch
 from torch import Tensor
 
 from deepinfer.device.backend import DECODE_GRAPHS, CacheKind
+from deepinfer.device.errors import CapabilityError
 from deepinfer.device.hookspecs import BackendConfig
 from deepinfer.device.numerics import Numerics
 from deepinfer.device.op import OpTable
@@ -24,6 +26,9 @@ from deepinfer_cuda_sm100.ops import build_op_table
 from deepinfer_cuda_sm100.options import CudaOptions, EngramPlace
 from deepinfer_cuda_sm100.packing import matrix_operand, plain_operand, stacked_operand
 from deepinfer_cuda_sm100.runtime import CudaRuntime
+
+_Made = TypeVar("_Made")
+_GIB = 2**30
 
 
 class CudaBackend:
@@ -56,8 +61,28 @@ class CudaBackend:
     def _quantizes_input(self, fmt: WeightFormat) -> bool:
         return self.numerics is Numerics.NORMATIVE and fmt.is_quantized
 
+    def _with_room(self, what: str, make: Callable[[], _Made]) -> _Made:
+        """What `make` puts on the device; a full device is a refusal, not a crash.
+
+        Raises:
+            CapabilityError: the device's memory does not hold it.
+        """
+        try:
+            return make()
+        except torch.OutOfMemoryError as error:
+            facts = self.runtime.memory()
+            raise CapabilityError(
+                f"{self.name}: no memory for {what}: {facts.free_bytes / _GIB:.2f} GiB of "
+                f"{facts.total_bytes / _GIB:.2f} GiB are free; use a smaller checkpoint, cache or "
+                "scheduler.max_num_seqs, or put Engram tables in host memory "
+                "(backend.options.engram_tables=host)"
+            ) from error
+
     def pack_linear(self, parts: Sequence[StoredTensor]) -> PackedLinear:
-        operand = matrix_operand(parts, self.numerics, self.runtime.device)
+        operand = self._with_room(
+            f"matrices {[part.shape for part in parts]}",
+            lambda: matrix_operand(parts, self.numerics, self.runtime.device),
+        )
         return PackedLinear(operand, self._quantizes_input(parts[0].format))
 
     def pack_grouped(self, weight: StoredTensor, num_groups: int) -> PackedGrouped:
@@ -76,9 +101,12 @@ class CudaBackend:
     ) -> PackedExperts:
         device = self.runtime.device
         pairs = [(g, u) for g, u in zip(gate, up, strict=True)]
+        what = f"{len(pairs)} experts"
         return PackedExperts(
-            stacked_operand(pairs, self.numerics, device),
-            stacked_operand([(d,) for d in down], self.numerics, device),
+            self._with_room(what, lambda: stacked_operand(pairs, self.numerics, device)),
+            self._with_room(
+                what, lambda: stacked_operand([(d,) for d in down], self.numerics, device)
+            ),
             self._quantizes_input(gate[0].format),
         )
 
@@ -99,11 +127,17 @@ class CudaBackend:
     def _place(self, rows: Tensor) -> Tensor:
         if self.options.engram_tables is EngramPlace.HOST and not self.runtime.interprets:
             return rows.contiguous().pin_memory()
-        return rows.to(self.runtime.device).contiguous()
+        return self._with_room(
+            f"an Engram table {tuple(rows.shape)}",
+            lambda: rows.to(self.runtime.device).contiguous(),
+        )
 
     def create_cache(self, kind: CacheKind, num_rows: int, width: int) -> RecordRows:
         fmt = cache_format(kind, self.numerics)
-        return RecordRows(fmt, num_rows, width, self.runtime.device)
+        return self._with_room(
+            f"{num_rows} rows of a {kind.value} cache",
+            lambda: RecordRows(fmt, num_rows, width, self.runtime.device),
+        )
 
     def cache_row_bytes(self, kind: CacheKind, width: int) -> int:
         return row_bytes(cache_format(kind, self.numerics), width)
