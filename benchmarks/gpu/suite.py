@@ -28,14 +28,17 @@ import torch
 ROOT = Path(__file__).parents[2]
 # Limits in seconds; checks run together, measurements alone.
 CHECKS = {
-    "ops-exact": 160, "ops-normative": 160, "features": 160, "scenarios": 160, "golden": 160,
+    "ops-exact": 160, "ops-normative": 160, "linear-block-scaled": 160,
+    "experts-block-scaled": 160, "features": 160, "scenarios": 160, "golden": 160,
 }  # fmt: skip
 MEASUREMENTS = {"throughput": 100, "kernels": 100}
 QUERIES = {
-    "ops-exact": "ops/*:exact,*",
-    "ops-normative": "ops/*:normative,*",
-    "features": "features/",
-    "scenarios": "scenarios/",
+    "ops-exact": ["ops/*:exact,*"],
+    "ops-normative": ["ops/*:normative,*"],
+    "linear-block-scaled": ["ops/quant/linear:*", "--set", "backend.options.block_scaled=true"],
+    "experts-block-scaled": ["ops/moe/moe_experts:*", "--set", "backend.options.block_scaled=true"],
+    "features": ["features/"],
+    "scenarios": ["scenarios/"],
 }
 
 
@@ -69,7 +72,7 @@ def command_of(part: str, out: Path, backend: str) -> list[str]:
     if part in QUERIES:
         code = "import sys; from deepinfer.cli import main; sys.exit(main(sys.argv[1:]))"
         return [
-            sys.executable, "-c", code, "conformance", QUERIES[part], "--backend", backend,
+            sys.executable, "-c", code, "conformance", *QUERIES[part], "--backend", backend,
             "--report", str(out / part),
         ]  # fmt: skip
     return [

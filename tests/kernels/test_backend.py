@@ -46,12 +46,13 @@ def backend() -> Iterator[CudaBackend]:
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"interpet": True}, "interpet is unknown .* it has device_index"),
+        ({"interpet": True}, "interpet is unknown .* it has block_scaled"),
         ({"interpret": 1}, "interpret is 1; expected true or false"),
         ({"device_index": -1}, "device_index is -1"),
         ({"device_index": True}, "device_index is True"),
         ({"engram_tables": "disk"}, "engram_tables is 'disk'; expected one of"),
         ({"graphs": "off"}, "graphs is 'off'"),
+        ({"interpret": True, "block_scaled": True}, "block_scaled is true together with interpret"),
     ],
 )
 def test_bad_option_is_named_with_its_value(options: dict[str, object], words: str) -> None:

@@ -83,7 +83,8 @@ class CudaBackend:
             f"matrices {[part.shape for part in parts]}",
             lambda: matrix_operand(parts, self.numerics, self.runtime.device),
         )
-        return PackedLinear(operand, self._quantizes_input(parts[0].format))
+        quantizes = self._quantizes_input(parts[0].format)
+        return PackedLinear(operand, quantizes, self.options.block_scaled)
 
     def pack_grouped(self, weight: StoredTensor, num_groups: int) -> PackedGrouped:
         values = weight.dequantize()
@@ -108,6 +109,7 @@ class CudaBackend:
                 what, lambda: stacked_operand([(d,) for d in down], self.numerics, device)
             ),
             self._quantizes_input(gate[0].format),
+            self.options.block_scaled,
         )
 
     def pack_vector(self, value: StoredTensor) -> Tensor:

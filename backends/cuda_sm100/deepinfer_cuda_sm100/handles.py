@@ -35,10 +35,12 @@ class PackedLinear:
     Attributes:
         operand: [N, K], plain or with one scale per row and 32 columns.
         quantizes_input: the input is quantised to e4m3 groups first.
+        block_scaled: codes and scales go to the tensor cores as they are.
     """
 
     operand: Operand
     quantizes_input: bool
+    block_scaled: bool
 
     @property
     def in_features(self) -> int:
@@ -67,6 +69,7 @@ class PackedExperts:
     gate_up: Operand
     down: Operand
     quantizes_input: bool
+    block_scaled: bool
 
     @property
     def num_experts(self) -> int:

@@ -24,6 +24,8 @@ class CudaOptions:
 
     Attributes:
         interpret: run the kernels in Triton's interpreter on the CPU; for checking, not speed.
+        block_scaled: give codes and scales of quantised products to the tensor cores, which SM100
+            has instructions for; not in the interpreter.
         engram_tables: where Engram tables are placed.
         device_index: number of the GPU.
         graphs: replay decode steps as CUDA graphs.
@@ -31,6 +33,7 @@ class CudaOptions:
     """
 
     interpret: bool = False
+    block_scaled: bool = False
     engram_tables: EngramPlace = EngramPlace.DEVICE
     device_index: int = 0
     graphs: bool = True
@@ -43,7 +46,14 @@ class CudaOptions:
         Raises:
             ConfigError: an option is unknown or has a value outside its range.
         """
-        known = ("device_index", "engram_tables", "graphs", "interpret", "poison_released")
+        known = (
+            "block_scaled",
+            "device_index",
+            "engram_tables",
+            "graphs",
+            "interpret",
+            "poison_released",
+        )
         unknown = sorted(set(options) - set(known))
         if unknown:
             raise ConfigError(
@@ -61,8 +71,16 @@ class CudaOptions:
             raise ConfigError(
                 f"backend.options.engram_tables is {place!r}; expected one of {places}"
             )
+        interpret = _flag(options, "interpret", default=False)
+        block_scaled = _flag(options, "block_scaled", default=False)
+        if interpret and block_scaled:
+            raise ConfigError(
+                "backend.options.block_scaled is true together with interpret: Triton's "
+                "interpreter has no block-scaled products; leave one of them out"
+            )
         return cls(
-            interpret=_flag(options, "interpret", default=False),
+            interpret=interpret,
+            block_scaled=block_scaled,
             engram_tables=EngramPlace(place),
             device_index=index,
             graphs=_flag(options, "graphs", default=True),

@@ -106,3 +106,24 @@ def activation_tile(
         return (value.to(tl.float8e4nv, bitcast=True).to(tl.float32) * scale).to(DTYPE)
     else:
         return value.to(DTYPE)
+
+
+@triton.jit
+def code_tile(base, row, inside, k0, WIDTH: tl.constexpr, FORMAT: tl.constexpr, BK: tl.constexpr):
+    """Bytes of a quantised operand: [rows, BK] of `mxfp8`, [rows, BK / 2] of `mxfp4`."""
+    if FORMAT == "mxfp4":
+        byte = k0 // 2 + tl.arange(0, BK // 2)
+        mask = inside[:, None] & (byte < WIDTH // 2)[None, :]
+        return tl.load(base + row[:, None] * (WIDTH // 2) + byte[None, :], mask=mask, other=0)
+    else:
+        k = k0 + tl.arange(0, BK)
+        mask = inside[:, None] & (k < WIDTH)[None, :]
+        return tl.load(base + row[:, None] * WIDTH + k[None, :], mask=mask, other=0)
+
+
+@triton.jit
+def scale_tile(scales, row, inside, k0, WIDTH: tl.constexpr, BK: tl.constexpr):
+    """[rows, BK / 32] ue8m0 scales (uint8) of a quantised operand."""
+    column = k0 // 32 + tl.arange(0, BK // 32)
+    mask = inside[:, None] & (column < WIDTH // 32)[None, :]
+    return tl.load(scales + row[:, None] * (WIDTH // 32) + column[None, :], mask=mask, other=0)

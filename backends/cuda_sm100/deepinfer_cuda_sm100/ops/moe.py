@@ -38,6 +38,7 @@ def moe_experts(batch: ExpertBatch, weights: ExpertWeights, swiglu_limit: float)
         slots.slot_rows,
         gather=True,
         dtype=dtype,
+        block_scaled=packed.block_scaled,
     )
     activated = swiglu_triton.swiglu_slots(
         hidden, slots.slot_rows, slots.slot_weights, swiglu_limit
@@ -49,6 +50,7 @@ def moe_experts(batch: ExpertBatch, weights: ExpertWeights, swiglu_limit: float)
         slots.slot_rows,
         gather=False,
         dtype=dtype,
+        block_scaled=packed.block_scaled,
     )
 
 

@@ -32,7 +32,12 @@ def embed(ids: Tensor, table: EmbeddingTable) -> Tensor:
 
 def linear(x: Tensor, weight: LinearWeight) -> Tensor:
     packed = own_handle(weight, PackedLinear)
-    return gemm(input_operand(x, quantizes=packed.quantizes_input), packed.operand, x.dtype)
+    return gemm(
+        input_operand(x, quantizes=packed.quantizes_input),
+        packed.operand,
+        x.dtype,
+        block_scaled=packed.block_scaled,
+    )
 
 
 def linear_f32(x: Tensor, weight: LinearWeight) -> Tensor:
