@@ -84,6 +84,14 @@ def test_cuda_probe_finds_an_sm100_gpu(tmp_path: Path, write: Write) -> None:
     assert not [reason for reason in probe.reasons if "NVIDIA" in reason]
 
 
+def test_cuda_probe_takes_passed_on_devices_for_a_driver(tmp_path: Path, write: Write) -> None:
+    write("dev/nvidiactl", "")
+    write("dev/nvidia0", "")
+    probe = probe_cuda_sm100(tmp_path)
+    assert not [reason for reason in probe.reasons if "NVIDIA" in reason]
+    assert probe.versions["nvidia-driver"] == "unknown version"
+
+
 def test_cuda_probe_takes_an_sm90_gpu_for_checking(tmp_path: Path, write: Write) -> None:
     write("proc/driver/nvidia/gpus/0000:1b:00.0/information", "Model: \t\t NVIDIA H200\n")
     write("dev/nvidia0", "")

@@ -41,6 +41,8 @@ def probe_interpreter() -> Probe:
 def _find_driver(root: Path) -> Finding:
     version_file = root / "proc/driver/nvidia/version"
     if not version_file.is_file():
+        if (root / "dev/nvidiactl").exists():  # a sandbox that passes the devices on, not /proc
+            return Finding(versions={"nvidia-driver": "unknown version"})
         return Finding(
             reason=f"no NVIDIA driver is loaded ({version_file} is missing): install the driver, "
             "or start the container with GPU access"
