@@ -6,6 +6,7 @@ import json
 import resource
 import subprocess
 from collections.abc import Callable
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +49,7 @@ def test_explain_gives_implementation_and_reason_of_each_op(tmp_path: Path) -> N
     assert all(choice["op"] and choice["implementation"] and choice["reason"] for choice in ops)
 
 
+@pytest.mark.skipif(find_spec("triton") is None, reason="Triton exists for Linux only")
 def test_explain_says_that_kernels_are_interpreted(run_python: RunPython, tmp_path: Path) -> None:
     out = tmp_path / "out.json"
     code = (

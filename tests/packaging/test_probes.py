@@ -106,12 +106,19 @@ def test_cuda_probe_refuses_another_gpu_by_name(tmp_path: Path, write: Write) ->
     assert "1 x NVIDIA A100-SXM4" in reason_about(probe_cuda_sm100(tmp_path), "neither an SM100")
 
 
+needs_triton = pytest.mark.skipif(
+    importlib.util.find_spec("triton") is None, reason="Triton exists for Linux only"
+)
+
+
+@needs_triton
 def test_interpreting_needs_neither_driver_nor_gpu() -> None:
     probe = probe_interpreter()
     assert probe.available
     assert "interpreted on the CPU" in probe.device
 
 
+@needs_triton
 def test_plugin_is_probed_with_the_options_of_the_user() -> None:
     assert deepinfer_probe({"interpret": True}).available
     assert deepinfer_probe({"interpret": False}) == deepinfer_probe({})

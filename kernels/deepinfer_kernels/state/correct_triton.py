@@ -15,7 +15,7 @@ from torch import Tensor
 
 from deepinfer_kernels.compile_case import CompileCase
 
-_ROWS = 64
+_ROWS = 16
 
 
 class Inputs(NamedTuple):
