@@ -15,6 +15,9 @@ from torch import Tensor
 from deepinfer_kernels.compile_case import CompileCase
 
 _COLUMNS = 1024
+# A row is one program's work: wide blocks keep many loads in flight.
+_SELECT_COLUMNS = 2048
+_SELECT_WARPS = 8
 
 
 @triton.jit
@@ -132,8 +135,11 @@ def select_topk(scores: Tensor, k: int) -> Tensor:
     num_rows, num_columns = scores.shape
     out = torch.full((num_rows, k), -1, dtype=torch.int64, device=scores.device)
     if num_rows and num_columns:
-        columns = min(_COLUMNS, max(16, triton.next_power_of_2(num_columns)))
-        _select[(num_rows,)](scores, out, num_columns, k, COLUMNS=columns)
+        columns = min(_SELECT_COLUMNS, max(256, triton.next_power_of_2(num_columns)))
+        _select[(num_rows,)](
+            scores, out, num_columns, k, COLUMNS=columns,
+            num_warps=_SELECT_WARPS if columns == _SELECT_COLUMNS else 4,
+        )  # fmt: skip
     return out
 
 
@@ -198,7 +204,8 @@ COMPILE_CASES = (
     CompileCase(
         "_select",
         {"scores_ptr": "*fp32", "out_ptr": "*i64", "num_columns": "i32", "k": "i32"},
-        {"COLUMNS": _COLUMNS},
+        {"COLUMNS": _SELECT_COLUMNS},
+        num_warps=_SELECT_WARPS,
     ),
     CompileCase(
         "_block_maxima",

@@ -14,7 +14,9 @@ from torch import Tensor
 from deepinfer_kernels.compile_case import CompileCase
 from deepinfer_kernels.sampling.philox_triton import philox_uniform
 
-_COLUMNS = 2048
+# A row is one program's work: wide blocks keep many loads in flight.
+_COLUMNS = 8192
+_WARPS = 16
 
 
 @triton.jit
@@ -194,8 +196,10 @@ def _finite(logits_ptr, out_ptr, vocab, COLUMNS: tl.constexpr):
     tl.store(out_ptr + row, good)
 
 
-def _columns(vocab: int) -> int:
-    return min(_COLUMNS, max(16, triton.next_power_of_2(vocab)))
+def _block(vocab: int) -> dict[str, int]:
+    """Columns that a program takes at once, and its warps."""
+    columns = min(_COLUMNS, max(16, triton.next_power_of_2(vocab)))
+    return {"COLUMNS": columns, "num_warps": _WARPS if columns == _COLUMNS else 4}
 
 
 def argmax(logits: Tensor) -> Tensor:
@@ -203,7 +207,7 @@ def argmax(logits: Tensor) -> Tensor:
     logits = logits.contiguous()
     out = torch.empty(logits.shape[0], dtype=torch.int64, device=logits.device)
     if out.numel():
-        _argmax[(out.shape[0],)](logits, out, logits.shape[1], COLUMNS=_columns(logits.shape[1]))
+        _argmax[(out.shape[0],)](logits, out, logits.shape[1], **_block(logits.shape[1]))
     return out
 
 
@@ -236,20 +240,18 @@ def filter_logits(
     out = torch.empty_like(logits)
     if out.numel() == 0:
         return out
-    columns = _columns(vocab)
+    block = _block(vocab)
     temperature = temperature.contiguous()
-    _scale[(num_rows,)](
-        logits, temperature, min_p.contiguous(), out, vocab, GREEDY=greedy, COLUMNS=columns
-    )
+    _scale[(num_rows,)](logits, temperature, min_p.contiguous(), out, vocab, GREEDY=greedy, **block)
     if sorts and not greedy:
         ordered, order = torch.sort(logits, dim=-1, descending=True, stable=True)
         kept = torch.empty(num_rows, dtype=torch.int32, device=logits.device)
         _num_kept[(num_rows,)](
             ordered, temperature, top_k.contiguous(), top_p.contiguous(), kept, vocab,
-            COLUMNS=columns,
+            **block,
         )  # fmt: skip
-        _cut[(num_rows, triton.cdiv(vocab, columns))](
-            out, order, kept, temperature, vocab, COLUMNS=columns
+        _cut[(num_rows, triton.cdiv(vocab, block["COLUMNS"]))](
+            out, order, kept, temperature, vocab, **block
         )
     return out
 
@@ -278,7 +280,7 @@ def draw(
     if num_rows:
         _draw[(num_rows,)](
             filtered, temperature.contiguous(), seeds.contiguous(), sample_index.contiguous(),
-            positions.contiguous(), out, purpose, vocab, COLUMNS=_columns(vocab),
+            positions.contiguous(), out, purpose, vocab, **_block(vocab),
         )  # fmt: skip
     return out
 
@@ -303,7 +305,7 @@ def token_logprobs(
     rank = torch.empty(num_rows, dtype=torch.int64, device=logits.device)
     if num_rows:
         _logprobs[(num_rows,)](
-            logits, ids.contiguous(), chosen, rank, normalizer, vocab, COLUMNS=_columns(vocab)
+            logits, ids.contiguous(), chosen, rank, normalizer, vocab, **_block(vocab)
         )
     if num_top == 0:
         return chosen, rank, ids.new_empty((num_rows, 0)), logits.new_empty((num_rows, 0))
@@ -317,7 +319,7 @@ def finite_rows(logits: Tensor) -> Tensor:
     logits = logits.contiguous()
     out = torch.empty(logits.shape[0], dtype=torch.bool, device=logits.device)
     if out.numel():
-        _finite[(out.shape[0],)](logits, out, logits.shape[1], COLUMNS=_columns(logits.shape[1]))
+        _finite[(out.shape[0],)](logits, out, logits.shape[1], **_block(logits.shape[1]))
     return out
 
 
@@ -329,7 +331,10 @@ def draw_truth(filtered: Tensor, uniforms: Tensor) -> Tensor:
 
 _SIZES = {"COLUMNS": _COLUMNS}
 COMPILE_CASES = (
-    CompileCase("_argmax", {"logits_ptr": "*fp32", "out_ptr": "*i64", "vocab": "i32"}, _SIZES),
+    CompileCase(
+        "_argmax", {"logits_ptr": "*fp32", "out_ptr": "*i64", "vocab": "i32"}, _SIZES,
+        num_warps=_WARPS,
+    ),
     CompileCase(
         "_scale",
         {
@@ -337,6 +342,7 @@ COMPILE_CASES = (
             "out_ptr": "*fp32", "vocab": "i32",
         },
         {"GREEDY": False, **_SIZES},
+        num_warps=_WARPS,
     ),
     CompileCase(
         "_num_kept",
@@ -345,6 +351,7 @@ COMPILE_CASES = (
             "top_p_ptr": "*fp32", "kept_ptr": "*i32", "vocab": "i32",
         },
         _SIZES,
+        num_warps=_WARPS,
     ),
     CompileCase(
         "_cut",
@@ -353,6 +360,7 @@ COMPILE_CASES = (
             "temperature_ptr": "*fp32", "vocab": "i32",
         },
         _SIZES,
+        num_warps=_WARPS,
     ),
     CompileCase(
         "_draw",
@@ -362,6 +370,7 @@ COMPILE_CASES = (
             "vocab": "i32",
         },
         _SIZES,
+        num_warps=_WARPS,
     ),
     CompileCase(
         "_logprobs",
@@ -370,6 +379,11 @@ COMPILE_CASES = (
             "normalizer_ptr": "*fp32", "vocab": "i32",
         },
         _SIZES,
+        num_warps=_WARPS,
+        max_spill_bytes=16,  # on SM100; not in the decode path
     ),
-    CompileCase("_finite", {"logits_ptr": "*fp32", "out_ptr": "*i1", "vocab": "i32"}, _SIZES),
+    CompileCase(
+        "_finite", {"logits_ptr": "*fp32", "out_ptr": "*i1", "vocab": "i32"}, _SIZES,
+        num_warps=_WARPS,
+    ),
 )  # fmt: skip
