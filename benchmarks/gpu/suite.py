@@ -29,7 +29,8 @@ ROOT = Path(__file__).parents[2]
 # Limits in seconds; checks run together, measurements alone.
 CHECKS = {
     "ops-exact": 160, "ops-normative": 160, "linear-block-scaled": 160,
-    "experts-block-scaled": 160, "features": 160, "scenarios": 160, "golden": 160,
+    "experts-block-scaled": 160, "real-shapes": 160, "features": 160, "scenarios": 160,
+    "golden": 160,
 }  # fmt: skip
 MEASUREMENTS = {"throughput": 100, "kernels": 100}
 QUERIES = {
@@ -37,6 +38,7 @@ QUERIES = {
     "ops-normative": ["ops/*:normative,*"],
     "linear-block-scaled": ["ops/quant/linear:*", "--set", "backend.options.block_scaled=true"],
     "experts-block-scaled": ["ops/moe/moe_experts:*", "--set", "backend.options.block_scaled=true"],
+    "real-shapes": ["ops/*,flash*", "--full"],
     "features": ["features/"],
     "scenarios": ["scenarios/"],
 }
