@@ -48,10 +48,17 @@ class Tier:
 
 @dataclass(frozen=True, slots=True)
 class _Captured:
-    """A graph with the tensors it reads and writes."""
+    """A graph with the tensors it reads and writes.
+
+    Attributes:
+        batch: its inputs, filled before each replay.
+        logits: one tensor, that of the newest run of the captured Python code: on a device the
+            capture's, which replays write into; on a CPU, whose replays run the code, the last.
+        graph: the graph.
+    """
 
     batch: StepBatch
-    logits: Tensor
+    logits: list[Tensor]
     graph: Graph
 
 
@@ -109,7 +116,7 @@ class DecodeGraphs:
         else:
             _fill(captured.batch, batch)
         captured.graph.replay()
-        return captured.logits[:num_logits]
+        return captured.logits[0][:num_logits]
 
     def _capture(self, tier: Tier, batch: StepBatch, caches: ModelCaches) -> _Captured:
         held = _empty_batch(tier, batch, caches.geometry.block_size)
@@ -117,12 +124,12 @@ class DecodeGraphs:
         found: list[Tensor] = []
 
         def work() -> None:
-            found.append(self._model.forward(held, caches))
+            found[:] = [self._model.forward(held, caches)]
 
         # Warming up computes the step once more than needed; its writes are the same ones.
         graph = self._runtime.capture(work)
         _log.info("decode graph for %d requests, %d tokens", tier.num_seqs, tier.key_len)
-        return _Captured(held, found[-1], graph)
+        return _Captured(held, found, graph)
 
 
 def _empty_batch(tier: Tier, like: StepBatch, block_size: int) -> StepBatch:

@@ -10,6 +10,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from deepinfer import LLM, SamplingParams
+from deepinfer.config import EngineConfig, override
 from deepinfer.device import formats
 from deepinfer.device.backend import CacheKind
 from deepinfer.device.backend_config import BackendConfig
@@ -195,6 +197,23 @@ def test_short_golden_case(kind: StepKind) -> None:
     assert (trace["logits"][: len(prompt)] - expected).abs().max() <= limit
     greedy = trace["logits"][len(prompt) - 1 :].argmax(-1).tolist()
     assert greedy == case["greedy_ids"][: answered + 1]
+
+
+def test_engine_generates_on_interpreted_kernels() -> None:
+    config = override(
+        EngineConfig(),
+        {
+            "checkpoint.path": str(GOLDEN / "checkpoint"),
+            "numerics": "exact",
+            "max_model_len": 64,
+            "scheduler.max_num_seqs": 2,
+        },
+    )
+    case = json.loads((GOLDEN / "cases.json").read_text())["cases"][1]
+    params = SamplingParams(max_tokens=3, temperature=0.0, ignore_eos=True, detokenize=False)
+    with LLM(config, backend=create(Numerics.EXACT)) as llm:
+        result = llm.generate([case["prompt_ids"]], params)[0]
+    assert list(result.outputs[0].token_ids) == case["greedy_ids"][:3]
 
 
 @pytest.mark.parametrize("numerics", list(Numerics))
