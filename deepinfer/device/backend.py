@@ -22,6 +22,9 @@ from deepinfer.device.op import OpTable
 from deepinfer.device.runtime import Runtime
 from deepinfer.device.weights import StoredTensor
 
+DECODE_GRAPHS = "decode_graphs"
+"""Feature of a backend on which a decode step replayed as a graph is faster than its launches."""
+
 
 class CacheKind(enum.Enum):
     """Kinds of row caches; their record (byte format) is the backend's choice per numerics."""

@@ -46,15 +46,18 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(threads)
 
 
-@pytest.fixture(
-    scope="module",
-    params=[("reference", {}), ("ascend950", {"emulated": True})],
-    ids=["reference", "ascend950-emulated"],
-)
-def config(request: pytest.FixtureRequest) -> BackendConfig:
-    """Every backend that computes exact fp32."""
-    name, options = request.param
-    return BackendConfig(name, Numerics.EXACT, options)
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Run on the backend that `--backend` names, else on all that compute exact fp32 anywhere."""
+    if "config" not in metafunc.fixturenames:
+        return
+    chosen: str | None = metafunc.config.getoption("--backend")
+    configs = {
+        "reference": BackendConfig("reference", Numerics.EXACT),
+        "ascend950-emulated": BackendConfig("ascend950", Numerics.EXACT, {"emulated": True}),
+    }
+    if chosen is not None:
+        configs = {chosen: BackendConfig(chosen, Numerics.EXACT)}
+    metafunc.parametrize("config", configs.values(), ids=configs.keys(), scope="module")
 
 
 @pytest.fixture(scope="module", params=["tiny_a", "tiny_b"])
@@ -125,8 +128,12 @@ def test_token_by_token_decoding_gives_the_golden_values(golden: Fixture) -> Non
 
 
 @pytest.mark.parametrize("numerics", list(Numerics))
-def test_chunking_and_decoding_change_no_bit_of_the_reference(numerics: Numerics) -> None:
-    backend = load_backend(BackendConfig("reference", numerics))
+def test_chunking_and_decoding_change_no_bit(
+    request: pytest.FixtureRequest, numerics: Numerics
+) -> None:
+    """On the reference, or the backend that `--backend` names."""
+    name = request.config.getoption("--backend") or "reference"
+    backend = load_backend(BackendConfig(name, numerics))
     folder = GOLDEN / "tiny_a"
     loaded = load_model(folder / "checkpoint", backend, max_positions=512)
     ids = json.loads((folder / "cases.json").read_text())["cases"][-2]["prompt_ids"]
