@@ -29,10 +29,6 @@ class ForeignEvent:
     def synchronize(self) -> None:
         return
 
-    @property
-    def time_us(self) -> float:
-        return 0.0
-
 
 def test_work_runs_in_order_and_without_gradients(runtime: NpuRuntime) -> None:
     seen: list[object] = []
