@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import itertools
 from collections import deque
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
+from pathlib import Path
 from types import TracebackType
 
 from torch import Tensor
@@ -16,6 +17,7 @@ from deepinfer.device.runtime import StepKind
 from deepinfer.engine.llm_engine import LLMEngine
 from deepinfer.engine.outputs import RequestOutput
 from deepinfer.engine.sampling_params import SamplingParams
+from deepinfer.engine.timeline import Timeline
 from deepinfer.model.loading import load_model
 from deepinfer.model.trace_run import trace_tokens
 from deepinfer.model.tracing import TraceSink
@@ -38,6 +40,7 @@ class LLM:
         self,
         config: EngineConfig | None = None,
         *,
+        timeline_file: Path | None = None,
         backend: Backend | None = None,
         **overrides: object,
     ) -> None:
@@ -45,6 +48,7 @@ class LLM:
 
         Args:
             config: resolved configuration; None takes the defaults.
+            timeline_file: trace of host and device to write; None times nothing.
             backend: a backend made by the caller, in the configuration's numerics; `close`
                 closes it. None loads the one that the configuration names.
             overrides: dotted or nested fields on top, for example `numerics="exact"` or
@@ -54,7 +58,9 @@ class LLM:
         """
         config = config or EngineConfig()
         self.config = override(config, overrides) if overrides else config
-        self.engine = LLMEngine.from_config(self.config, backend=backend)
+        self.engine = LLMEngine.from_config(
+            self.config, backend=backend, timeline_file=timeline_file
+        )
         self._ids = itertools.count()
         # Outputs of requests that another caller's steps produced: a generate inside an open
         # stream, two streams side by side. Only requests whose caller still waits have a box.
@@ -67,6 +73,7 @@ class LLM:
         *,
         priorities: Sequence[int] | None = None,
         timeout_s: float | None = None,
+        on_finished: Callable[[RequestOutput], None] | None = None,
     ) -> list[RequestOutput]:
         """Answer every prompt; results stand in the order of the prompts.
 
@@ -75,6 +82,7 @@ class LLM:
             params: for all prompts, or one for each; None takes `sampling` of the configuration.
             priorities: one per prompt, lower runs first.
             timeout_s: time limit of each request in seconds.
+            on_finished: called with every result as it ends, bad requests first.
 
         Returns:
             One result per prompt. A bad request fails alone: its result has `error` set.
@@ -97,12 +105,17 @@ class LLM:
                     own,
                     priority=0 if priorities is None else priorities[index],
                     timeout_s=timeout_s,
+                    final_only=True,
                 )
             except RequestError as error:
                 results[request_id] = _refused(request_id, prompt, error)
         open_ids = set(ids) - results.keys()
         self._inboxes.update((request_id, deque()) for request_id in open_ids)
+        finished = on_finished or (lambda _: None)
         try:
+            # Here, so that a callback that raises leaves no request behind.
+            for refused in list(results.values()):
+                finished(refused)
             while open_ids:
                 self._step()
                 for request_id in list(open_ids):
@@ -111,6 +124,7 @@ class LLM:
                         results[request_id] = box[-1]
                         self._inboxes.pop(request_id)
                         open_ids.discard(request_id)
+                        finished(results[request_id])
                     box.clear()
         finally:
             for request_id in open_ids:
@@ -155,6 +169,11 @@ class LLM:
         """Abort a request that nobody waits for any more."""
         self._inboxes.pop(request_id, None)
         self.engine.abort(request_id)
+
+    @property
+    def timeline(self) -> Timeline:
+        """What host and device did so far, if a timeline file was named."""
+        return self.engine.timeline
 
     def close(self) -> None:
         """Free the device."""

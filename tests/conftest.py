@@ -24,9 +24,7 @@ settings.load_profile("dev")
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Add `--runslow` and `--backend`."""
     parser.addoption("--runslow", action="store_true", help="run tests marked slow, too")
-    parser.addoption(
-        "--backend", default="reference", help="backend that the golden fixtures are run on"
-    )
+    parser.addoption("--backend", help="the one backend that the golden fixtures are run on")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

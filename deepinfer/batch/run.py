@@ -52,6 +52,7 @@ class BatchEngine(Protocol):
         *,
         priority: int = 0,
         timeout_s: float | None = None,
+        final_only: bool = False,
     ) -> None:
         """Queue a request; raises `RequestError` when it can never be served."""
         ...
@@ -180,6 +181,7 @@ class _BatchRun:
                 line.params,
                 priority=line.priority,
                 timeout_s=line.timeout_s,
+                final_only=True,
             )
         except RequestError as error:
             self._finish(line, _refusal(line, error, ErrorCode.REQUEST_REFUSED))

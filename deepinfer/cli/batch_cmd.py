@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import argparse
+from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from deepinfer.cli.options import add_common_options, resolve_config
+from deepinfer.cli.options import add_common_options, add_timeline_option, resolve_config
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -53,6 +54,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser.add_argument("-o", "--output", type=Path, required=True, help="file of results to make")
     parser.add_argument("--overwrite", action="store_true", help="replace an existing output file")
     parser.add_argument("--print", action="store_true", help="show each answer as it ends")
+    add_timeline_option(parser)
     add_common_options(parser)
 
 
@@ -72,29 +74,32 @@ def run(args: argparse.Namespace) -> int:
     from deepinfer.batch.run import run_batch
     from deepinfer.cli.console import stderr_console
     from deepinfer.cli.report import write_json
+    from deepinfer.cli.timeline_table import show_timeline
     from deepinfer.engine.llm_engine import LLMEngine
     from deepinfer.text.tokenizer import TextTokenizer
 
     directory = config.checkpoint.directory
     tokenizer = TextTokenizer.from_directory(directory)
-    engine = LLMEngine.from_config(config)
+    engine = LLMEngine.from_config(config, timeline_file=args.timeline)
     # Written before the run, so that an interrupted one tells how it was made, too.
     write_json(Path(f"{args.output}.config.json"), _COMMAND, {}, config=config)
-    summary = run_batch(
-        engine,
-        args.input,
-        args.output,
-        model_name=directory.resolve().name,
-        tokenizer=tokenizer,
-        defaults=config.sampling,
-        overwrite=args.overwrite,
-        max_num_open=_OPEN_REQUESTS_PER_SEQUENCE * config.scheduler.max_num_seqs,
-        progress=choose_progress(stderr_console()),
-        on_record=_print_record if args.print else None,
-    )
+    with closing(engine):
+        summary = run_batch(
+            engine,
+            args.input,
+            args.output,
+            model_name=directory.resolve().name,
+            tokenizer=tokenizer,
+            defaults=config.sampling,
+            overwrite=args.overwrite,
+            max_num_open=_OPEN_REQUESTS_PER_SEQUENCE * config.scheduler.max_num_seqs,
+            progress=choose_progress(stderr_console()),
+            on_record=_print_record if args.print else None,
+        )
     _show_summary(stderr_console(), summary, args.output)
+    figures = summary.to_json() | show_timeline(engine.timeline)
     if args.json is not None:
-        write_json(args.json, _COMMAND, summary.to_json(), config=config)
+        write_json(args.json, _COMMAND, figures, config=config)
     return summary.exit_code
 
 

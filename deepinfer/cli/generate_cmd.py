@@ -8,7 +8,7 @@ import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from deepinfer.cli.options import add_common_options, resolve_config
+from deepinfer.cli.options import add_common_options, add_timeline_option, resolve_config
 from deepinfer.cli.prompts import read_prompts
 from deepinfer.device.errors import RequestError
 
@@ -72,6 +72,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         default=None,
         help="go on after the model's end token",
     )
+    add_timeline_option(parser)
     add_common_options(parser)
 
 
@@ -85,19 +86,21 @@ def run(args: argparse.Namespace) -> int:
     prompts = read_prompts(args.prompts, args.file)
 
     from deepinfer.api import LLM
+    from deepinfer.cli.timeline_table import show_timeline
     from deepinfer.engine.sampling_params import SamplingParams
 
     params = SamplingParams(**config.sampling | _given_parameters(args))
     streams = _decide_to_stream(args.stream, num_prompts=len(prompts), n=params.n)
-    llm = LLM(config)
-    start_s = time.perf_counter()
-    if streams:
-        outputs = [_stream(llm, prompts[0], params)]
-    else:
-        outputs = llm.generate(prompts, params)
-        _show(outputs)
-    figures = _count(outputs, seconds=time.perf_counter() - start_s)
+    with LLM(config, timeline_file=args.timeline) as llm:
+        start_s = time.perf_counter()
+        if streams:
+            outputs = [_stream(llm, prompts[0], params)]
+        else:
+            outputs = llm.generate(prompts, params)
+            _show(outputs)
+        figures = _count(outputs, seconds=time.perf_counter() - start_s)
     _report(outputs, figures)
+    figures |= show_timeline(llm.timeline)
     if args.json is not None:
         from deepinfer.cli.report import write_json
 

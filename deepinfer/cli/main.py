@@ -39,7 +39,9 @@ COMMANDS = (
     Command("backend", "deepinfer_conformance.new_backend.cli", "start a package for a new device"),
     Command("conformance", "deepinfer_conformance.cli", "check a backend against the reference"),
     Command("inspect", "deepinfer.cli.inspect_cmd", "describe a checkpoint from its headers"),
+    Command("eval", "deepinfer.cli.eval_cmd", "measure what a checkpoint can do"),
     Command("trace", "deepinfer.cli.trace_cmd", "record what the model computes, or compare it"),
+    Command("timeline", "deepinfer.cli.timeline_cmd", "draw where the time of a run went"),
 )
 
 _EPILOG = """\

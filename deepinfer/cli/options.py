@@ -63,6 +63,17 @@ def add_common_options(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def add_timeline_option(parser: argparse.ArgumentParser) -> None:
+    """Add `--timeline` to the parser of a command that runs an engine."""
+    parser.add_argument(
+        "--timeline",
+        type=Path,
+        metavar="FILE",
+        help="write a trace of host and device (chrome://tracing, Perfetto, `deepinfer timeline "
+        "plot`) and show the device's idle share",
+    )
+
+
 def resolve_config(args: argparse.Namespace) -> EngineConfig:
     """Return the configuration that files, environment and options give.
 

@@ -36,7 +36,8 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         help="write every layer's tensors for a sequence, or compare two such files",
         description="Run one sequence and write logits, residual streams, expert ids and "
         "weights, selected positions and Engram hash ids of every position to a safetensors "
-        "file; or compare two such files and name the first layer and tensor that differ.",
+        "file, and those of the drafter's block after the last token if the checkpoint has one; "
+        "or compare two such files and name the first layer and tensor that differ.",
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -45,6 +46,11 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser.add_argument("--chunk", type=int, metavar="N", help="prefill in chunks of N tokens")
     parser.add_argument("--decode", action="store_true", help="token by token, as decode steps")
     parser.add_argument("--last", type=int, metavar="K", help="keep the last K positions only")
+    parser.add_argument(
+        "--no-drafter",
+        action="store_true",
+        help="leave the checkpoint's drafter out (for a backend that lacks its ops)",
+    )
     parser.add_argument("--out", type=Path, metavar="FILE", help="safetensors file to write")
     parser.add_argument("--compare", nargs=2, type=Path, metavar=("A", "B"), help="compare files")
     parser.add_argument(
@@ -112,7 +118,12 @@ def _write(args: argparse.Namespace, config: EngineConfig) -> None:
     try:
         seed = config.checkpoint.seed if config.checkpoint.random_weights else None
         loaded = load_model(
-            directory, backend, max_positions=config.max_model_len, random_seed=seed
+            directory,
+            backend,
+            max_positions=config.max_model_len,
+            random_seed=seed,
+            with_drafter=False if args.no_drafter else None,
+            controls=config.measurement.controls,
         )
         kind = StepKind.DECODE if args.decode else StepKind.PREFILL
         tensors = trace_tokens(

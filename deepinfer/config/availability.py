@@ -30,7 +30,6 @@ class Limit:
 
 
 LIMITS = (
-    Limit("scheduler.async_depth", (0,), "running steps ahead of their results"),
     Limit("cache.prefix", (False,), "keeping blocks for prompts that begin alike"),
     Limit("speculation.mode", (SpeculationMode.OFF,), "speculative decoding"),
     Limit("speculation.max_drafts", (0,), "speculative decoding"),

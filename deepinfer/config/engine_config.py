@@ -19,6 +19,7 @@ from deepinfer.config.backend import BackendSection
 from deepinfer.config.cache import CacheSection
 from deepinfer.config.checkpoint import CheckpointSection
 from deepinfer.config.explain import explain_errors
+from deepinfer.config.measurement import MeasurementSection
 from deepinfer.config.origins import Origins
 from deepinfer.config.replay import ReplaySection
 from deepinfer.config.scheduler import SchedulerSection
@@ -51,6 +52,9 @@ class EngineConfig(Section):
         default_factory=SpeculationSection, description="a section"
     )
     replay: ReplaySection = Field(default_factory=ReplaySection, description="a section")
+    measurement: MeasurementSection = Field(
+        default_factory=MeasurementSection, description="a section"
+    )
     deploy: str = Field(default="single", description="single, epN (ep8), 1p1d or 1e1p1d")
     sampling: dict[str, Any] = Field(
         default_factory=dict,

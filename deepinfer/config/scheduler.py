@@ -13,7 +13,7 @@ class SchedulerSection(Section):
     """Limits of one step, and how many steps are in flight at once."""
 
     async_depth: Literal[0, 1, 2] = Field(
-        default=0,
+        default=1,
         description="the number of steps launched ahead of the collected one: 0, 1 or 2",
     )
     max_num_seqs: int = Field(

@@ -99,3 +99,11 @@ class Backend(Protocol):
     def close(self) -> None:
         """Close the runtime."""
         ...
+
+
+def labels_of(backend: Backend) -> tuple[str, ...]:
+    """What every result of the backend has to say of it, for example `emulated`.
+
+    A backend may have an attribute `labels`; one that computes on its own device needs none.
+    """
+    return tuple(getattr(backend, "labels", ()))

@@ -104,7 +104,12 @@ class NullEvent:
     def __init__(self, stream: NullStream, time_us: float, ticket: int) -> None:
         self._stream = stream
         self._ticket = ticket
-        self.time_us = time_us
+        self._time_us = time_us
+
+    @property
+    def time_us(self) -> float:
+        """Its time, known from the beginning."""
+        return self._time_us
 
     def query(self) -> bool:
         """True when the virtual clock has reached the event; raises what the work raised."""
@@ -168,10 +173,14 @@ class NullStream:
         self._num_enqueued += 1
         self._runtime.clock.complete_at(self._free_us, lambda: self._complete(work))
 
-    def record_event(self) -> NullEvent:
-        """An event at the time when everything enqueued so far has ended."""
+    def record_event(self, *, timed: bool = False) -> NullEvent:
+        """An event at the time when everything enqueued so far has ended, or now if that is past.
+
+        Virtual time is always known, so `timed` changes nothing.
+        """
         self._runtime.require_open(f"stream {self.name!r}: record_event")
-        return NullEvent(self, self._free_us, self._num_enqueued)
+        time_us = max(self._runtime.clock.now_us, self._free_us)
+        return NullEvent(self, time_us, self._num_enqueued)
 
     def wait_event(self, event: Event) -> None:
         """Start later work at the event's time or after it.
@@ -391,6 +400,10 @@ class NullRuntime:
         wait_us = max(0.0, time_us - self.clock.now_us)
         self.clock.advance_to(time_us)
         self._host_wait_us += wait_us
+
+    def now_us(self) -> float:
+        """The virtual time."""
+        return self.clock.now_us
 
     def new_stream(self, name: str) -> NullStream:
         """A further line in time."""

@@ -44,6 +44,15 @@ class Event(Protocol):
         """Wait until the event has happened; raises what the stream's work raised."""
         ...
 
+    @property
+    def time_us(self) -> float:
+        """When the event happened, in microseconds of the clock of `Runtime.now_us`.
+
+        Raises:
+            ContractError: it was recorded without `timed=True`, or has not happened yet.
+        """
+        ...
+
 
 class Stream(Protocol):
     """An in-order queue of device work."""
@@ -56,8 +65,11 @@ class Stream(Protocol):
         """
         ...
 
-    def record_event(self) -> Event:
-        """An event after everything enqueued so far."""
+    def record_event(self, *, timed: bool = False) -> Event:
+        """An event after everything enqueued so far.
+
+        With `timed` it can tell when it happened: on an idle stream, when it was recorded.
+        """
         ...
 
     def wait_event(self, event: Event) -> None:
@@ -147,6 +159,10 @@ class Runtime(Protocol):
 
     def new_stream(self, name: str) -> Stream:
         """A further stream; `name` shows in traces."""
+        ...
+
+    def now_us(self) -> float:
+        """The host's time in microseconds from any origin, on the clock of timed events."""
         ...
 
     def pinned(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import operator
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
+from torch import Tensor
 
-from deepinfer.engine.sampling_batch import SamplingBatch, SamplingRow, build_sampling_batch
-from deepinfer.engine.step_state import SchedulerOutputs
+from deepinfer.device.ops.state import NEWCOMER
+from deepinfer.engine.host_tensor import int64_tensor
+from deepinfer.engine.remap import Remap, ResultRing
+from deepinfer.engine.step_state import SchedulerOutputs, SequenceMetadata
 from deepinfer.model.config import V41Config
 from deepinfer.model.step_batch import StepBatch
 
@@ -18,91 +23,113 @@ class BuiltStep:
 
     Attributes:
         batch: model inputs; logits rows are the sampling rows, then the prompt rows scored.
-        sampling: controls of the sampling rows.
         num_samples: sampling rows N.
+        remap: [R] int64 ring row of each sequence's latest result in flight, or NEWCOMER, whose
+            ids and lengths in `batch` are exact.
+        limits: [R] int64 most positions of each sequence that may ever be computed.
+        result_rows: [N] int64 ring row where each sampling row's result goes.
+        result_seqs: [N] int64 request of each sampling row.
         prompt_targets: next prompt token of each scored prompt row.
         num_prompt_top: alternatives wanted for prompt rows.
     """
 
     batch: StepBatch
-    sampling: SamplingBatch
     num_samples: int
+    remap: Tensor
+    limits: Tensor
+    result_rows: Tensor
+    result_seqs: Tensor
     prompt_targets: list[int]
     num_prompt_top: int
 
 
 def build_step(
-    scheduled: SchedulerOutputs,
-    config: V41Config,
-    *,
-    eos_token_ids: tuple[int, ...],
-    never_token_ids: tuple[int, ...],
+    scheduled: SchedulerOutputs, remap: Remap, ring: ResultRing, config: V41Config
 ) -> BuiltStep:
-    """Tensors for a non-empty step.
+    """Tensors for the forward of a non-empty step.
 
     Args:
         scheduled: what runs.
+        remap: from the steps in flight to it.
+        ring: where results stand on the device.
         config: the model.
-        eos_token_ids: removed while a row is short of min_tokens.
-        never_token_ids: ids no row may output.
     """
-    history_len = max(config.engram_max_ngram_size - 1, 1)
+    sequences, num_history = scheduled.sequences, config.history_len
     input_ids: list[int] = []
-    history: list[list[int]] = []
+    history: list[int] = []
     sample_rows: list[int] = []
-    prompt_rows: list[int] = []
-    prompt_targets: list[int] = []
-    sampling: list[SamplingRow] = []
-    num_prompt_top = 0
-    for metadata in scheduled.sequences:
-        sequence, start = metadata.sequence, metadata.context_len
-        stop = start + metadata.query_len
-        first_row = len(input_ids)
-        input_ids += sequence.token_ids[start:stop]
-        before = sequence.token_ids[max(0, start - history_len) : start]
-        history.append([-1] * (history_len - len(before)) + before)
-        if metadata.scores_prompt:
-            prompt = sequence.request.prompt_token_ids
-            # Row p predicts token p + 1; the last prompt row predicts the first output.
-            scored = range(start, min(stop, len(prompt) - 1))
-            prompt_rows += [first_row + position - start for position in scored]
-            prompt_targets += [prompt[position + 1] for position in scored]
-            num_prompt_top = max(num_prompt_top, sequence.request.params.prompt_logprobs or 0)
+    scored: list[_ScoredRow] = []
+    for metadata, source in zip(sequences, remap.rows, strict=True):
+        first_row, query_len = len(input_ids), metadata.query_len
         if metadata.samples:
-            assert sequence.slot is not None  # a scheduled sequence is running
-            sample_rows.append(len(input_ids) - 1)
-            sampling.append(
-                SamplingRow(
-                    params=sequence.request.params,
-                    seed=sequence.request.seed,
-                    sample_index=sequence.index,
-                    position=stop,
-                    num_output_tokens=stop - sequence.num_prompt_tokens,
-                    slot=sequence.slot,
-                    mask=None if sequence.constraint is None else sequence.constraint.mask(0),
-                )
-            )
-    width = max(len(metadata.sequence.blocks) for metadata in scheduled.sequences)
-    tables = [
-        metadata.sequence.blocks + [-1] * (width - len(metadata.sequence.blocks))
-        for metadata in scheduled.sequences
-    ]
+            sample_rows.append(first_row + query_len - 1)
+        if source != NEWCOMER:
+            # The device knows better; any valid id does.
+            input_ids += [0] * query_len
+            history += [-1] * num_history
+            continue
+        token_ids, start = metadata.sequence.token_ids, metadata.context_len
+        known = token_ids[start : start + query_len]
+        input_ids += known + [0] * (query_len - len(known))
+        before = token_ids[max(0, start - num_history) : start]
+        history += [-1] * (num_history - len(before)) + before
+        if metadata.scores_prompt:
+            scored += _scored_rows(metadata, first_row)
+    query_lens = [metadata.query_len for metadata in sequences]
+    context_lens = [metadata.context_len for metadata in sequences]
+    num_seqs, first_result = len(sequences), ring.first_row(scheduled.step)
     batch = StepBatch(
         kind=scheduled.kind,
-        input_ids=torch.tensor(input_ids),
-        query_lens=torch.tensor([m.query_len for m in scheduled.sequences]),
-        context_lens=torch.tensor([m.context_len for m in scheduled.sequences]),
-        seq_slots=torch.tensor([m.sequence.slot for m in scheduled.sequences]),
-        block_table=torch.tensor(tables),
-        history=torch.tensor(history),
-        logits_rows=torch.tensor(sample_rows + prompt_rows, dtype=torch.int64),
-        max_query_len=max(m.query_len for m in scheduled.sequences),
-        max_key_len=max(m.context_len + m.query_len for m in scheduled.sequences),
+        input_ids=int64_tensor(input_ids),
+        query_lens=int64_tensor(query_lens),
+        context_lens=int64_tensor(context_lens),
+        seq_slots=int64_tensor(metadata.slot for metadata in sequences),
+        block_table=_block_table(sequences),
+        history=int64_tensor(history).view(num_seqs, num_history),
+        logits_rows=int64_tensor(sample_rows + [entry.row for entry in scored]),
+        max_query_len=max(query_lens),
+        max_key_len=max(map(operator.add, context_lens, query_lens)),
     )
-    controls = build_sampling_batch(
-        sampling,
-        config.vocab_size,
-        eos_token_ids=eos_token_ids,
-        never_token_ids=never_token_ids,
+    return BuiltStep(
+        batch=batch,
+        num_samples=len(sample_rows),
+        remap=int64_tensor(remap.rows),
+        # The last token of a sequence is never fed, so its position is never computed.
+        limits=int64_tensor(metadata.sequence.max_len - 1 for metadata in sequences),
+        result_rows=torch.arange(first_result, first_result + len(sample_rows)),
+        result_seqs=int64_tensor(
+            index for index, metadata in enumerate(sequences) if metadata.samples
+        ),
+        prompt_targets=[entry.target for entry in scored],
+        num_prompt_top=max((entry.num_top for entry in scored), default=0),
     )
-    return BuiltStep(batch, controls, len(sampling), prompt_targets, num_prompt_top)
+
+
+class _ScoredRow(NamedTuple):
+    """A prompt row whose logits are wanted: the row, the token it predicts, alternatives."""
+
+    row: int
+    target: int
+    num_top: int
+
+
+def _scored_rows(metadata: SequenceMetadata, first_row: int) -> list[_ScoredRow]:
+    request, start = metadata.sequence.request, metadata.context_len
+    prompt, num_top = request.prompt_token_ids, request.params.prompt_logprobs or 0
+    # Row p predicts token p + 1; the last prompt row predicts the first output.
+    stop = min(start + metadata.query_len, len(prompt) - 1)
+    return [
+        _ScoredRow(first_row + position - start, prompt[position + 1], num_top)
+        for position in range(start, stop)
+    ]
+
+
+def _block_table(sequences: tuple[SequenceMetadata, ...]) -> Tensor:
+    """[R, most blocks of a sequence]; flat lists, because a nested one converts slowly."""
+    blocks = [metadata.sequence.blocks for metadata in sequences]
+    width = max(map(len, blocks))
+    flat: list[int] = []
+    for held in blocks:
+        flat += held
+        flat += [-1] * (width - len(held))
+    return int64_tensor(flat).view(len(blocks), width)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from deepinfer.device.runtime import StepKind
 from deepinfer.engine.outputs import FinishReason, TokenLogprob
 from deepinfer.engine.sequence import Sequence
 from deepinfer.engine.step_state import (
@@ -16,18 +17,40 @@ from deepinfer.engine.step_state import (
 
 @dataclass(frozen=True, slots=True)
 class StopRules:
-    """What ends any answer.
+    """Tokens that mean something to every request of a model.
 
     Attributes:
-        eos_token_ids: end tokens of the model.
-        max_model_len: longest sequence in tokens.
+        eos_token_ids: end an answer.
+        never_token_ids: no row may output them, such as placeholders of other inputs.
     """
 
     eos_token_ids: frozenset[int]
-    max_model_len: int
+    never_token_ids: tuple[int, ...] = ()
 
 
-def commit(state: WorkerStepState, output: SamplerOutput, rules: StopRules) -> list[Sequence]:
+@dataclass(frozen=True, slots=True)
+class Committed:
+    """What a commit did: the sequences that ended, reason set, and how many tokens came."""
+
+    ended: list[Sequence]
+    num_tokens: int
+
+
+class _HostResults:
+    """A step's results as lists: reading a tensor number by number costs microseconds each."""
+
+    def __init__(self, output: SamplerOutput) -> None:
+        self.token_ids: list[list[int]] = output.token_ids.tolist()
+        self.num_accepted: list[int] = output.num_accepted.tolist()
+        self.finite: list[bool] = output.finite.tolist()
+        self.logprobs = output.logprobs
+
+    def num_kept(self, kind: StepKind, metadata: SequenceMetadata, row: int) -> int:
+        """Positions whose KV stays: a whole chunk, or a token and its accepted drafts."""
+        return 1 + self.num_accepted[row] if kind is StepKind.DECODE else metadata.query_len
+
+
+def commit(state: WorkerStepState, output: SamplerOutput, rules: StopRules) -> Committed:
     """Apply a step's results to its sequences.
 
     Results of a sequence whose generation has changed since (preempted, ended) change nothing.
@@ -37,35 +60,36 @@ def commit(state: WorkerStepState, output: SamplerOutput, rules: StopRules) -> l
         output: its collected results.
         rules: what ends an answer.
 
-    Returns:
-        The sequences that ended by it, with their finish reason set.
     Source: ZO-8.
     """
     ended: list[Sequence] = []
-    row = prompt_row = 0
+    row = prompt_row = num_tokens = 0
+    kind, step = state.scheduled.kind, state.scheduled.step
+    results = _HostResults(output)
     for metadata in state.scheduled.sequences:
         sequence = metadata.sequence
-        num_scored = _num_scored(metadata)
-        current = metadata.generation == sequence.generation and sequence.finish_reason is None
+        num_scored = _num_scored(metadata) if metadata.scores_prompt else 0
+        current = metadata.is_current and sequence.finish_reason is None
         if current:
             sequence.total_inflight_tokens -= metadata.query_len
-            sequence.num_cached_tokens += metadata.query_len
+            sequence.num_inflight_samples -= metadata.samples
+            sequence.num_cached_tokens += results.num_kept(kind, metadata, row)
             if num_scored and output.prompt_logprobs is not None:
                 _commit_prompt(metadata, output.prompt_logprobs, prompt_row, num_scored)
         prompt_row += num_scored
         if not metadata.samples:
             continue
         if current:
-            _commit_token(sequence, state.step, output, row, rules)
+            num_before = len(sequence.token_ids)
+            _commit_tokens(sequence, step, results, row, rules)
+            num_tokens += len(sequence.token_ids) - num_before
             if sequence.finish_reason is not None:
                 ended.append(sequence)
         row += 1
-    return ended
+    return Committed(ended, num_tokens)
 
 
 def _num_scored(metadata: SequenceMetadata) -> int:
-    if not metadata.scores_prompt:
-        return 0
     last = metadata.sequence.num_prompt_tokens - 1
     stop = metadata.context_len + metadata.query_len
     return max(0, min(stop, last) - metadata.context_len)
@@ -79,17 +103,20 @@ def _commit_prompt(
     assert entries is not None  # scores_prompt implies it
     for offset in range(count):
         position = metadata.context_len + offset + 1
+        if position < len(entries):
+            continue  # committed before a preemption, and computed once more
         token_id = request.prompt_token_ids[position]
         num_top = request.params.prompt_logprobs or 0
         entries.append(_entry(logprobs, first + offset, token_id, num_top))
 
 
-def _commit_token(
-    sequence: Sequence, step: int, output: SamplerOutput, row: int, rules: StopRules
+def _commit_tokens(
+    sequence: Sequence, step: int, results: _HostResults, row: int, rules: StopRules
 ) -> None:
+    """Take the accepted drafts and the token after them; what follows an end is dropped."""
     request = sequence.request
     request.changed = True
-    if not bool(output.finite[row]):
+    if not results.finite[row]:
         sequence.finish_reason = FinishReason.ERROR
         sequence.error = (
             f"non-finite logits at step {step} for request {request.request_id}, answer "
@@ -97,20 +124,25 @@ def _commit_token(
             "are kept"
         )
         return
-    token_id = int(output.token_ids[row, 0])
-    sequence.token_ids.append(token_id)
-    if sequence.constraint is not None:
-        sequence.constraint.advance(token_id)
-    if sequence.logprobs is not None and output.logprobs is not None:
-        num_top = request.params.logprobs or 0
-        sequence.logprobs.append(_entry(output.logprobs, row, token_id, num_top))
-    _check_end(sequence, token_id, rules)
+    token_ids = results.token_ids[row]
+    first_entry = row * len(token_ids)
+    for offset in range(1 + results.num_accepted[row]):
+        token_id = token_ids[offset]
+        sequence.token_ids.append(token_id)
+        if sequence.constraint is not None:
+            sequence.constraint.advance(token_id)
+        if sequence.logprobs is not None and results.logprobs is not None:
+            num_top = request.params.logprobs or 0
+            entry = _entry(results.logprobs, first_entry + offset, token_id, num_top)
+            sequence.logprobs.append(entry)
+        _check_end(sequence, token_id, rules)
+        if sequence.finish_reason is not None:
+            return
 
 
 def _check_end(sequence: Sequence, token_id: int, rules: StopRules) -> None:
     params = sequence.request.params
-    count = sequence.num_output_tokens
-    armed = count >= params.min_tokens
+    armed = not params.min_tokens or sequence.num_output_tokens >= params.min_tokens
     matched = sequence.text.push(token_id, armed=armed)
     if matched is not None:
         sequence.finish_reason, sequence.stop_reason = FinishReason.STOP, matched
@@ -118,7 +150,7 @@ def _check_end(sequence: Sequence, token_id: int, rules: StopRules) -> None:
         sequence.finish_reason = FinishReason.STOP
     elif armed and token_id in params.stop_token_ids:
         sequence.finish_reason, sequence.stop_reason = FinishReason.STOP, token_id
-    elif count == params.max_tokens or len(sequence.token_ids) >= rules.max_model_len:
+    elif len(sequence.token_ids) >= sequence.max_len:
         sequence.finish_reason = FinishReason.LENGTH
 
 

@@ -1,4 +1,4 @@
-"""How many KV blocks the engine takes."""
+"""How long a sequence may get, and how many KV blocks the engine takes."""
 
 from __future__ import annotations
 
@@ -16,9 +16,13 @@ _log = logging.getLogger(__name__)
 _SHARE_OF_FREE = 0.5
 
 
-def num_kv_blocks(
-    config: EngineConfig, model: V41Config, backend: Backend, max_model_len: int
-) -> int:
+def longest_sequence(config: EngineConfig, model: V41Config) -> int:
+    """Most tokens of a sequence, prompt and answer together."""
+    limit = model.max_position_embeddings
+    return min(config.max_model_len or limit, limit)
+
+
+def num_kv_blocks(config: EngineConfig, model: V41Config, backend: Backend) -> int:
     """Blocks of the pool: as configured, else what all sequences can use and memory holds.
 
     Raises:
@@ -27,7 +31,7 @@ def num_kv_blocks(
     size = config.cache.block_size
     if config.cache.num_blocks is not None:
         return config.cache.num_blocks
-    useful = config.scheduler.max_num_seqs * blocks_for(max_model_len, size)
+    useful = config.scheduler.max_num_seqs * blocks_for(longest_sequence(config, model), size)
     block_bytes = cache_block_bytes(model, size, backend)
     if block_bytes == 0:
         return useful  # no layer keeps compressed rows

@@ -1,8 +1,7 @@
 """The engine: requests in, results out, one step at a time.
 
-A step is schedule -> launch -> collect -> commit. In this version a step is collected as soon
-as it is launched; the states in flight stand in a queue already, so that collecting later
-changes `step` and nothing else.
+What a request is, when it may come in and what its result says is decided here; how steps run is
+the pipeline's matter (`pipeline.py`).
 """
 
 from __future__ import annotations
@@ -11,8 +10,8 @@ import itertools
 import logging
 import secrets
 import time
-from collections import deque
 from dataclasses import dataclass
+from pathlib import Path
 
 from deepinfer.cache.block_pool import blocks_for
 from deepinfer.config import EngineConfig
@@ -21,19 +20,19 @@ from deepinfer.device.errors import CapabilityError, RequestError
 from deepinfer.device.hookspecs import BackendConfig
 from deepinfer.device.numerics import Determinism
 from deepinfer.device.registry import load_backend
-from deepinfer.device.runtime import StepKind
-from deepinfer.engine.batch_builder import build_step
-from deepinfer.engine.commit import StopRules, commit
-from deepinfer.engine.kv_sizing import num_kv_blocks
-from deepinfer.engine.memory_plan import MemoryPlan
+from deepinfer.engine.commit import StopRules
+from deepinfer.engine.kv_sizing import longest_sequence
 from deepinfer.engine.output_text import OutputText
 from deepinfer.engine.outputs import CompletionOutput, FinishReason, RequestOutput
+from deepinfer.engine.pipeline import PipelineEvents, StepPipeline
+from deepinfer.engine.request_controls import RequestControls
 from deepinfer.engine.sampling_params import SamplingParams
 from deepinfer.engine.scheduler import Scheduler
 from deepinfer.engine.sequence import Request, Sequence
-from deepinfer.engine.step_state import WorkerStepState
+from deepinfer.engine.step_runner import StepRunner
+from deepinfer.engine.timeline import Phase, RecordedTimeline, Timeline
+from deepinfer.engine.trace_file import TraceFile
 from deepinfer.engine.worker import StepModel, Worker
-from deepinfer.model.caches import CacheGeometry
 from deepinfer.model.config import V41Config
 from deepinfer.model.decode_graphs import DecodeGraphs
 from deepinfer.model.loading import load_model
@@ -62,65 +61,69 @@ class LLMEngine:
     def __init__(
         self,
         config: EngineConfig,
-        backend: Backend,
-        model: StepModel,
+        runner: StepRunner,
         model_config: V41Config,
         tokenizer: TextTokenizer,
         *,
         marks: tuple[str, ...] = (),
+        timeline: Timeline | None = None,
     ) -> None:
         """Put the parts together; `from_config` makes them.
 
         Args:
             config: resolved configuration.
-            backend: device layer.
-            model: backbone or a double of it.
+            runner: what steps are launched on; the engine closes it.
             model_config: the model's configuration.
             tokenizer: of the checkpoint.
             marks: attached to every result, for example `random_weights`.
+            timeline: is told what host and device do; None records nothing.
         """
         self.config, self.tokenizer, self.model_config = config, tokenizer, model_config
-        limit = model_config.max_position_embeddings
-        self.max_model_len = min(config.max_model_len or limit, limit)
-        self._backend, self._marks = backend, marks
+        self.max_model_len = longest_sequence(config, model_config)
+        self._runner, self._marks = runner, marks
         scheduler = config.scheduler
-        num_blocks = num_kv_blocks(config, model_config, backend, self.max_model_len)
-        geometry = CacheGeometry.for_engine(
-            model_config,
-            block_size=config.cache.block_size,
-            num_blocks=num_blocks,
-            max_num_seqs=scheduler.max_num_seqs,
-            max_num_tokens=scheduler.max_num_tokens,
-            async_depth=scheduler.async_depth,
-        )
-        plan = MemoryPlan.of(model_config, geometry, backend)
-        plan.require_room()
-        _log.info("%s", plan)
-        self._worker = Worker(backend, model, geometry, model_config.vocab_size)
         self._scheduler = Scheduler(
             block_size=config.cache.block_size,
-            num_blocks=num_blocks,
+            num_blocks=runner.num_blocks,
             max_num_seqs=scheduler.max_num_seqs,
             max_num_tokens=scheduler.max_num_tokens,
             max_chunk_tokens=scheduler.max_chunk_tokens,
-            on_release=self._worker.release,
+            max_drafts=runner.max_drafts,
+            on_release=runner.release,
         )
         eos = frozenset(tokenizer.eos_token_ids) or frozenset({model_config.eos_token_id})
-        self._rules = StopRules(eos, self.max_model_len)
         image = model_config.image_token_id
         self._never = () if image is None else (image,)
+        self._timeline = timeline or Timeline()
+        self._pipeline = StepPipeline(
+            runner,
+            self._scheduler,
+            model_config,
+            StopRules(eos, self._never),
+            PipelineEvents(on_end=self._end_by_tokens, on_starved=self._starve),
+            self._timeline,
+            async_depth=scheduler.async_depth,
+        )
         self._requests: dict[str, Request] = {}
-        self._inflight: deque[WorkerStepState] = deque()
         self._arrivals = itertools.count()
-        self._generated_tokens = self._num_steps = self._num_non_finite = 0
+        self._num_non_finite = 0
 
     @classmethod
-    def from_config(cls, config: EngineConfig, *, backend: Backend | None = None) -> LLMEngine:
+    def from_config(
+        cls,
+        config: EngineConfig,
+        *,
+        backend: Backend | None = None,
+        timeline_file: Path | None = None,
+        timed: bool = False,
+    ) -> LLMEngine:
         """Load backend, checkpoint and tokenizer.
 
         Args:
             config: resolved configuration.
             backend: made by the caller, closed by the engine; None loads the one it names.
+            timeline_file: trace of host and device to write.
+            timed: add up the times of host and device also without a file.
         Raises:
             CapabilityError, CheckpointError, ConfigError: what cannot be had, and why.
         """
@@ -137,22 +140,39 @@ class LLMEngine:
                 backend,
                 max_positions=config.max_model_len,
                 random_seed=config.checkpoint.seed if random else None,
+                controls=config.measurement.controls,
             )
             tokenizer = TextTokenizer.from_directory(directory)
             model: StepModel = loaded.backbone
             if DECODE_GRAPHS in backend.features:
-                limit = loaded.config.max_position_embeddings
-                model = DecodeGraphs(
-                    model, backend, max_key_len=min(config.max_model_len or limit, limit)
+                longest = longest_sequence(config, loaded.config)
+                model = DecodeGraphs(model, backend, max_key_len=longest)
+            worker = Worker.for_engine(config, backend, model, loaded.config)
+            return cls(
+                config,
+                worker,
+                loaded.config,
+                tokenizer,
+                marks=loaded.marks,
+                timeline=RecordedTimeline(
+                    backend.runtime.now_us, TraceFile(timeline_file) if timeline_file else None
                 )
-            return cls(config, backend, model, loaded.config, tokenizer, marks=loaded.marks)
+                if timed or timeline_file
+                else None,
+            )
         except BaseException:
             backend.close()
             raise
 
     def close(self) -> None:
         """Drain the device and end its threads."""
-        self._backend.close()
+        self._runner.close()
+        self._timeline.close()
+
+    @property
+    def timeline(self) -> Timeline:
+        """What host and device did so far, if it is recorded."""
+        return self._timeline
 
     def add_request(
         self,
@@ -162,6 +182,7 @@ class LLMEngine:
         *,
         priority: int = 0,
         timeout_s: float | None = None,
+        final_only: bool = False,
     ) -> None:
         """Queue a request.
 
@@ -171,6 +192,7 @@ class LLMEngine:
             params: what is asked.
             priority: lower runs first.
             timeout_s: seconds after which the request ends with what it has.
+            final_only: hand out one result, when it has ended, and none on the way.
         Raises:
             RequestError: the request can never be served; the message names field and value.
         """
@@ -186,11 +208,13 @@ class LLMEngine:
             prompt=prompt if isinstance(prompt, str) else None,
             prompt_token_ids=token_ids,
             params=params,
+            controls=RequestControls.of(params, self.model_config.vocab_size),
             seed=secrets.randbits(63) if params.seed is None else params.seed,
             priority=priority,
             arrival=next(self._arrivals),
             deadline_s=None if timeout_s is None else time.monotonic() + timeout_s,
             prompt_logprobs=None if params.prompt_logprobs is None else [None],
+            final_only=final_only,
         )
         request.sequences = [
             Sequence(
@@ -198,6 +222,7 @@ class LLMEngine:
                 index,
                 list(token_ids),
                 OutputText(self.tokenizer, params),
+                max_len=self._longest(len(token_ids), params),
                 logprobs=None if params.logprobs is None else [],
             )
             for index in range(params.n)
@@ -205,6 +230,11 @@ class LLMEngine:
         self._requests[request_id] = request
         for sequence in request.sequences:
             self._scheduler.add(sequence)
+
+    def _longest(self, num_prompt_tokens: int, params: SamplingParams) -> int:
+        if params.max_tokens is None:
+            return self.max_model_len
+        return min(self.max_model_len, num_prompt_tokens + params.max_tokens)
 
     def _check_prompt(self, token_ids: list[int]) -> None:
         vocab_size, limit = self.model_config.vocab_size, self.max_model_len
@@ -235,10 +265,15 @@ class LLMEngine:
             )
 
     def abort(self, request_id: str) -> None:
-        """End a request with what it has; unknown or ended ids are ignored."""
+        """End a request with what it has; unknown or ended ids are ignored.
+
+        Waits for the device only when nobody else is left: then it is idle afterwards.
+        """
         request = self._requests.get(request_id)
         if request is not None:
             self._end_open(request, FinishReason.ABORT)
+            if not self._scheduler.has_work:
+                self._pipeline.flush()
 
     def has_unfinished(self) -> bool:
         """Whether any request is open, or has news to hand out."""
@@ -256,60 +291,39 @@ class LLMEngine:
             num_waiting=len(scheduler.waiting),
             kv_used_blocks=scheduler.blocks.num_used,
             kv_total_blocks=scheduler.blocks.num_blocks,
-            generated_tokens=self._generated_tokens,
-            num_steps=self._num_steps,
+            generated_tokens=self._pipeline.num_generated_tokens,
+            num_steps=self._pipeline.num_steps,
             num_preemptions=scheduler.num_preemptions,
             num_non_finite=self._num_non_finite,
         )
 
     def step(self) -> list[RequestOutput]:
-        """Run one step and return the requests that changed, ended ones for the last time."""
+        """Launch a step and finish an older one.
+
+        Returns:
+            The requests that changed; those that ended, for the last time.
+        """
         self._end_overdue()
-        scheduled, starved = self._scheduler.schedule()
-        for sequence in starved:
-            self._starve(sequence)
-        if scheduled.kind is not StepKind.EMPTY:
-            for metadata in scheduled.sequences:
-                if metadata.context_len == 0:
-                    self._admit_to_device(metadata.sequence)
-            built = build_step(
-                scheduled,
-                self.model_config,
-                eos_token_ids=tuple(sorted(self._rules.eos_token_ids)),
-                never_token_ids=self._never,
-            )
-            self._inflight.append(self._worker.launch(scheduled, built))
-        while self._inflight:
-            self._finish_step(self._inflight.popleft())
-        return self._take_changed()
+        self._pipeline.advance()
+        with self._timeline.phase(Phase.OUTPUT):
+            return self._take_changed()
 
-    def _admit_to_device(self, sequence: Sequence) -> None:
-        params = sequence.request.params
-        penalised = (
-            params.repetition_penalty != 1.0
-            or params.presence_penalty != 0.0
-            or params.frequency_penalty != 0.0
-        )
-        if penalised:
-            assert sequence.slot is not None  # it has just been admitted
-            self._worker.start_penalties(
-                sequence.slot, sequence.request.prompt_token_ids, sequence.output_token_ids
-            )
+    def flush(self) -> None:
+        """Finish the steps in flight; what they change is handed out by the next `step`."""
+        self._pipeline.flush()
 
-    def _finish_step(self, state: WorkerStepState) -> None:
-        output = self._worker.collect(state)
-        before = sum(m.sequence.num_output_tokens for m in state.scheduled.sequences)
-        ended = commit(state, output, self._rules)
-        after = sum(m.sequence.num_output_tokens for m in state.scheduled.sequences)
-        self._generated_tokens += after - before
-        self._num_steps += 1
-        for sequence in ended:
-            self._num_non_finite += sequence.finish_reason is FinishReason.ERROR
-            self._end(sequence)
+    def _end_by_tokens(self, sequence: Sequence) -> None:
+        self._num_non_finite += sequence.finish_reason is FinishReason.ERROR
+        self._end(sequence)
 
     def _end(self, sequence: Sequence) -> None:
+        request = sequence.request
+        if self._timeline.is_recording:
+            self._timeline.mark(
+                f"{request.request_id}[{sequence.index}] ended: {sequence.finish_reason}"
+            )
         sequence.text.finish()
-        sequence.request.changed = True
+        request.changed = True
         self._scheduler.finish(sequence)
 
     def _end_open(self, request: Request, reason: FinishReason) -> None:
@@ -337,7 +351,7 @@ class LLMEngine:
     def _take_changed(self) -> list[RequestOutput]:
         outputs = []
         for request in list(self._requests.values()):
-            if not request.changed:
+            if not request.changed or (request.final_only and not request.finished):
                 continue
             request.changed = False
             outputs.append(self._output_of(request))

@@ -5,8 +5,10 @@ Controls that no row uses are None, so a step of plain greedy rows builds two sm
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -20,17 +22,21 @@ from deepinfer.device.ops.sampling import (
     SparseBias,
     SparseIds,
 )
+from deepinfer.engine.host_tensor import float32_tensor, int64_tensor
+from deepinfer.engine.request_controls import PLAIN_CHOICE, RequestControls
 from deepinfer.engine.sampling_params import SamplingParams
 
-_LARGEST_FLOAT32 = torch.finfo(torch.float32).max
+# Rows of `reals` and `integers` for a row of which nothing is asked; also the padding.
+_PLAIN_REALS = (*PLAIN_CHOICE, 1.0, 0.0, 0.0)
+_PLAIN_INTEGERS = (0, 0, 0, 0, -1)
 
 
-@dataclass(frozen=True, slots=True)
-class SamplingRow:
+class SamplingRow(NamedTuple):
     """One row of logits whose token is to be chosen.
 
     Attributes:
         params: what the request asks for.
+        controls: the same, worked out.
         seed: 64-bit signed seed of the request; drawn at admission if it named none, so that
             a neighbour without a seed never moves a seeded request.
         sample_index: which of the request's answers.
@@ -41,6 +47,7 @@ class SamplingRow:
     """
 
     params: SamplingParams
+    controls: RequestControls
     seed: int
     sample_index: int
     position: int
@@ -112,60 +119,20 @@ class SamplingBatch:
         return LogitControls(self.allowed, self.banned, self.bias, penalties)
 
 
-# Rows of `reals` and `integers` for a row of which nothing is asked; also the padding.
-_PLAIN_REALS = (0.0, 1.0, 0.0, 1.0, 0.0, 0.0)
-_PLAIN_INTEGERS = (0, 0, 0, 0, -1)
+Controlled = Sequence[tuple[int, SamplingRow]]
+"""Rows with controls of their own, and their numbers in the batch."""
 
 
-def _has_penalties(params: SamplingParams) -> bool:
-    return (
-        params.repetition_penalty != 1.0
-        or params.presence_penalty != 0.0
-        or params.frequency_penalty != 0.0
-    )
-
-
-def _row_numbers(
-    row: SamplingRow, vocab_size: int
-) -> tuple[tuple[float, ...], tuple[int, ...], SampleWork]:
-    """The row's columns of `reals` and `integers`, and the work it needs."""
-    params = row.params
-    penalties, slot = _PLAIN_REALS[3:], -1
-    if _has_penalties(params):
-        penalties = (
-            params.repetition_penalty,
-            params.presence_penalty,
-            params.frequency_penalty,
-        )
-        slot = row.slot
-    if params.is_greedy:
-        return (
-            (*_PLAIN_REALS[:3], *penalties),
-            (0, row.seed, row.sample_index, row.position, slot),
-            SampleWork.GREEDY,
-        )
-    top_k = params.top_k if 0 < params.top_k < vocab_size else 0
-    work = SampleWork.SORTED if top_k or params.top_p < 1.0 else SampleWork.RANDOM
-    # Beyond float32 the temperature would be infinite, and -inf divided by it NaN.
-    temperature = min(params.temperature, _LARGEST_FLOAT32)
-    return (
-        (temperature, params.top_p, params.min_p, *penalties),
-        (top_k, row.seed, row.sample_index, row.position, slot),
-        work,
-    )
-
-
-def _columns(rows: Sequence[tuple[float, ...]], width: int, dtype: torch.dtype) -> Tensor:
-    """[width, len(rows)]; the list is flattened first, which is far cheaper than a nested one."""
-    flat = torch.tensor([number for row in rows for number in row], dtype=dtype)
-    return flat.view(-1, width).T.contiguous()
-
-
-def _allowed(rows: Sequence[SamplingRow], capacity: int, vocab_size: int) -> Tensor | None:
-    if not any(row.mask is not None or row.params.allowed_token_ids is not None for row in rows):
+def _allowed(rows: Controlled, capacity: int, vocab_size: int) -> Tensor | None:
+    restricted = [
+        (index, row)
+        for index, row in rows
+        if row.mask is not None or row.params.allowed_token_ids is not None
+    ]
+    if not restricted:
         return None
     allowed = torch.ones(capacity, vocab_size, dtype=torch.bool)
-    for index, row in enumerate(rows):
+    for index, row in restricted:
         if row.params.allowed_token_ids is not None:
             allowed[index] = False
             allowed[index, row.params.allowed_token_ids] = True
@@ -175,35 +142,35 @@ def _allowed(rows: Sequence[SamplingRow], capacity: int, vocab_size: int) -> Ten
 
 
 def _banned(
-    rows: Sequence[SamplingRow], eos_token_ids: Sequence[int], never_token_ids: Sequence[int]
+    rows: Controlled,
+    num_rows: int,
+    eos_token_ids: Sequence[int],
+    never_token_ids: Sequence[int],
 ) -> SparseIds | None:
-    where: list[int] = []
-    ids: list[int] = []
-    for index, row in enumerate(rows):
-        num_before = len(ids)
-        ids += never_token_ids
+    where = list(range(num_rows)) * len(never_token_ids)
+    ids = [token_id for token_id in never_token_ids for _ in range(num_rows)]
+    for index, row in rows:
         if row.num_output_tokens < row.params.min_tokens:
-            ids += row.params.stop_token_ids
+            ends = [*row.params.stop_token_ids]
             if not row.params.ignore_eos:
-                ids += eos_token_ids
-        where += [index] * (len(ids) - num_before)
-    return SparseIds(torch.tensor(where), torch.tensor(ids)) if ids else None
+                ends += eos_token_ids
+            ids += ends
+            where += [index] * len(ends)
+    return SparseIds(int64_tensor(where), int64_tensor(ids)) if ids else None
 
 
-def _bias(rows: Sequence[SamplingRow]) -> SparseBias | None:
+def _bias(rows: Controlled) -> SparseBias | None:
     where: list[int] = []
     ids: list[int] = []
     values: list[float] = []
-    for index, row in enumerate(rows):
+    for index, row in rows:
         if row.params.logit_bias:
             where += [index] * len(row.params.logit_bias)
             ids += row.params.logit_bias.keys()
             values += row.params.logit_bias.values()
     if not ids:
         return None
-    return SparseBias(
-        torch.tensor(where), torch.tensor(ids), torch.tensor(values, dtype=torch.float32)
-    )
+    return SparseBias(int64_tensor(where), int64_tensor(ids), float32_tensor(values))
 
 
 def build_sampling_batch(
@@ -235,17 +202,35 @@ def build_sampling_batch(
             "schedule fewer sequences or raise the capacity"
         )
     num_padding = capacity - len(rows)
-    numbers = [_row_numbers(row, vocab_size) for row in rows]
-    reals = [real for real, _, _ in numbers] + [_PLAIN_REALS] * num_padding
-    integers = [integer for _, integer, _ in numbers] + [_PLAIN_INTEGERS] * num_padding
+    # Column by column and flat: a tuple for each row, or a nested list, costs several times more.
+    controls = [row.controls for row in rows]
+    integers = (
+        [each.top_k for each in controls],
+        [row.seed for row in rows],
+        [row.sample_index for row in rows],
+        [row.position for row in rows],
+        [row.slot if row.controls.has_penalties else -1 for row in rows],
+    )
+    flat = itertools.chain.from_iterable(
+        column + [plain] * num_padding
+        for column, plain in zip(integers, _PLAIN_INTEGERS, strict=True)
+    )
+    reals = [each.reals for each in controls] + [_PLAIN_REALS] * num_padding
     wanted = [row.params.logprobs for row in rows if row.params.logprobs is not None]
+    controlled = [
+        (index, row)
+        for index, row in enumerate(rows)
+        if row.mask is not None or not row.controls.is_free
+    ]
     return SamplingBatch(
-        reals=_columns(reals, len(_PLAIN_REALS), torch.float32),
-        integers=_columns(integers, len(_PLAIN_INTEGERS), torch.int64),
-        work=max((work for _, _, work in numbers), default=SampleWork.GREEDY),
-        allowed=_allowed(rows, capacity, vocab_size),
-        banned=_banned(rows, eos_token_ids, never_token_ids),
-        bias=_bias(rows),
-        has_penalties=any(integer[-1] >= 0 for integer in integers),
+        reals=float32_tensor(itertools.chain.from_iterable(reals))
+        .view(capacity, len(_PLAIN_REALS))
+        .T.contiguous(),
+        integers=int64_tensor(flat).view(len(_PLAIN_INTEGERS), capacity),
+        work=max([each.work for each in controls], default=SampleWork.GREEDY),
+        allowed=_allowed(controlled, capacity, vocab_size),
+        banned=_banned(controlled, len(rows), eos_token_ids, never_token_ids),
+        bias=_bias(controlled),
+        has_penalties=any(each.has_penalties for each in controls),
         num_top=max(wanted, default=None),
     )

@@ -156,6 +156,15 @@ class SamplingParams(BaseModel):
         return self.temperature < GREEDY_BELOW_TEMPERATURE or self.top_k == 1 or self.top_p == 0.0
 
     @property
+    def has_penalties(self) -> bool:
+        """Whether the tokens so far change what comes next."""
+        return (
+            self.repetition_penalty != 1.0
+            or self.presence_penalty != 0.0
+            or self.frequency_penalty != 0.0
+        )
+
+    @property
     def stop_strings(self) -> tuple[str, ...]:
         """`stop` as a tuple, empty when there is none."""
         if self.stop is None:

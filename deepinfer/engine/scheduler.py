@@ -3,24 +3,41 @@
 A step is PREFILL or DECODE, never both. Prefill goes first: it ends waiting soonest and fills
 later decode steps. Sequences are taken by priority, then arrival. When KV runs out while
 decoding, the last in that order is preempted: it gives everything back and is computed again
-later, from its tokens.
+later, from its committed tokens.
 
-    WAITING --admit--> RUNNING --finish--> FINISHED
-       ^                  |
-       +----- preempt ----+   (generation + 1)
+    sequence   WAITING --admit--> RUNNING --finish--> FINISHED
+                  ^                  |
+                  +----- preempt ----+                    (generation + 1 at preempt and finish)
+
+    memory     free --admit, grow--> held --preempt, finish--> deferred --step collected--> free
+
+Steps are scheduled while others are in flight. Lengths are then upper bounds: what is launched
+and not committed counts as if every draft were accepted, so a launched step always has its room
+(ZO-3). A sequence that lacks room which deferred memory will give, or whose own results are still
+out, sits a step out. It is neither preempted nor ended on a guess.
 """
 
 from __future__ import annotations
 
+import bisect
+import enum
 import logging
 from collections.abc import Callable
 
 from deepinfer.cache.block_pool import BlockPool, SlotPool, blocks_for
 from deepinfer.device.runtime import StepKind
+from deepinfer.engine.deferred_release import DeferredRelease
 from deepinfer.engine.sequence import Sequence, SequenceStatus
 from deepinfer.engine.step_state import SchedulerOutputs, SequenceMetadata
 
 _log = logging.getLogger(__name__)
+
+
+class Growth(enum.Enum):
+    """Why a sequence gets no rows in this step."""
+
+    LATER = "later"
+    NEVER = "never"
 
 
 class Scheduler:
@@ -34,6 +51,7 @@ class Scheduler:
         max_num_seqs: int,
         max_num_tokens: int,
         max_chunk_tokens: int,
+        max_drafts: int = 0,
         on_release: Callable[[int, list[int]], None],
     ) -> None:
         """An empty scheduler.
@@ -44,7 +62,9 @@ class Scheduler:
             max_num_seqs: sequences that may run at once.
             max_num_tokens: rows of a step.
             max_chunk_tokens: prefill rows of one sequence in a step.
-            on_release: called with slot and blocks when a sequence gives its memory back.
+            max_drafts: drafts verified with each token in a decode step.
+            on_release: called with slot and blocks when nothing on the device reads them any
+                more, before anybody else gets them.
         """
         self.block_size = block_size
         self.blocks = BlockPool(num_blocks)
@@ -52,15 +72,28 @@ class Scheduler:
         self.waiting: list[Sequence] = []
         self.running: list[Sequence] = []
         self.num_preemptions = 0
+        self._num_steps = 0
+        self._num_promised = 0
+        self._max_drafts = max_drafts
+        self._deferred = DeferredRelease(self._give_back)
         self._max_num_tokens = max_num_tokens
         self._max_chunk_tokens = max_chunk_tokens
         self._on_release = on_release
 
+    @property
+    def num_steps(self) -> int:
+        """Steps scheduled so far, empty ones not counted."""
+        return self._num_steps
+
+    @property
+    def num_deferred_blocks(self) -> int:
+        """Blocks that nobody holds and the device may still read."""
+        return self._deferred.num_blocks
+
     def add(self, sequence: Sequence) -> None:
         """Queue a sequence."""
         sequence.status = SequenceStatus.WAITING
-        self.waiting.append(sequence)
-        self.waiting.sort(key=lambda waiting: waiting.order)
+        bisect.insort(self.waiting, sequence, key=lambda waiting: waiting.order)
 
     @property
     def has_work(self) -> bool:
@@ -75,13 +108,22 @@ class Scheduler:
         """
         prefill = self._schedule_prefill()
         if prefill:
-            return SchedulerOutputs(StepKind.PREFILL, tuple(prefill)), []
+            return self._step(StepKind.PREFILL, prefill), []
         decode, starved = self._schedule_decode()
         # A preempted sequence may have outgrown the pool; left at the head it would block all.
         if self.waiting and self._blocks_to_admit(self.waiting[0]) > self.blocks.num_blocks:
             starved.append(self.waiting[0])
-        kind = StepKind.DECODE if decode else StepKind.EMPTY
-        return SchedulerOutputs(kind, tuple(decode)), starved
+        return self._step(StepKind.DECODE if decode else StepKind.EMPTY, decode), starved
+
+    def _step(self, kind: StepKind, chosen: list[SequenceMetadata]) -> SchedulerOutputs:
+        step = self._num_steps
+        if chosen:
+            self._num_steps += 1
+        for metadata in chosen:
+            metadata.sequence.last_step = step
+            metadata.sequence.total_inflight_tokens += metadata.query_len
+            metadata.sequence.num_inflight_samples += metadata.samples
+        return SchedulerOutputs(step, kind, tuple(chosen))
 
     def _schedule_prefill(self) -> list[SequenceMetadata]:
         chosen: list[SequenceMetadata] = []
@@ -92,7 +134,8 @@ class Scheduler:
             if sequence.needs_prefill:
                 chosen.append(self._chunk(sequence, budget))
                 budget -= chosen[-1].query_len
-        while budget > 0 and self.waiting and self._admit(self.waiting[0]):
+        num_owed = self._num_owed() if self.waiting else 0
+        while budget > 0 and self.waiting and self._admit(self.waiting[0], num_owed):
             sequence = self.waiting.pop(0)
             chosen.append(self._chunk(sequence, budget))
             budget -= chosen[-1].query_len
@@ -107,17 +150,16 @@ class Scheduler:
         spared = blocks_for(length + 1, self.block_size)
         return max(blocks_for(length, self.block_size), min(spared, self.blocks.num_blocks))
 
-    def _admit(self, sequence: Sequence) -> bool:
+    def _admit(self, sequence: Sequence, num_owed: int) -> bool:
         """Give a waiting sequence its slot and its blocks; False: there is no room now."""
         needed = self._blocks_to_admit(sequence)
-        if self.slots.num_free == 0 or needed > self.blocks.num_free:
+        if self.slots.num_free == 0 or needed > self.blocks.num_free - num_owed:
             return False
         sequence.slot = self.slots.allocate(1)[0]
         sequence.blocks = self.blocks.allocate(needed)
         sequence.prefill_target = len(sequence.token_ids)
         sequence.status = SequenceStatus.RUNNING
-        self.running.append(sequence)
-        self.running.sort(key=lambda running: running.order)
+        bisect.insort(self.running, sequence, key=lambda running: running.order)
         return True
 
     def _chunk(self, sequence: Sequence, budget: int) -> SequenceMetadata:
@@ -131,43 +173,96 @@ class Scheduler:
             and request.prompt_logprobs is not None
             and len(request.prompt_logprobs) < len(request.prompt_token_ids)
         )
-        sequence.total_inflight_tokens += length
+        assert sequence.slot is not None  # a running sequence has one
         return SequenceMetadata(
-            sequence, sequence.generation, context, length, length == remaining, scores
+            sequence=sequence,
+            generation=sequence.generation,
+            slot=sequence.slot,
+            context_len=context,
+            query_len=length,
+            samples=length == remaining,
+            scores_prompt=scores,
         )
 
     def _schedule_decode(self) -> tuple[list[SequenceMetadata], list[Sequence]]:
         chosen: list[SequenceMetadata] = []
         starved: list[Sequence] = []
-        for sequence in list(self.running):
-            if len(chosen) == self._max_num_tokens:
+        budget, self._num_promised = self._max_num_tokens, 0
+        candidates = [s for s in self.running if not s.ends_in_flight]
+        for index, sequence in enumerate(candidates):
+            if budget == 0:
                 break
             if sequence.status is not SequenceStatus.RUNNING:
                 continue  # preempted for one before it
-            if not self._grow(sequence, chosen):
+            num_rows = 1
+            if self._max_drafts:
+                fair = max(1, budget // (len(candidates) - index))
+                num_rows = min(self._useful_rows(sequence), fair)
+            granted = self._grow(sequence, num_rows)
+            if granted is Growth.NEVER:
                 starved.append(sequence)
-                continue
-            if sequence.status is not SequenceStatus.RUNNING:
-                continue  # it preempted itself
-            context = sequence.num_launched_tokens
-            sequence.total_inflight_tokens += 1
-            chosen.append(SequenceMetadata(sequence, sequence.generation, context, 1, True, False))
+            elif granted is not Growth.LATER:
+                chosen.append(self._decode_rows(sequence, granted))
+                budget -= granted
         return chosen, starved
 
-    def _grow(self, sequence: Sequence, chosen: list[SequenceMetadata]) -> bool:
-        """Room for one more position; preempts from the end. False: it alone is too large."""
-        while blocks_for(sequence.num_launched_tokens + 1, self.block_size) > len(sequence.blocks):
-            if self.blocks.num_free > 0:
-                sequence.blocks += self.blocks.allocate(1)
-                continue
+    def _useful_rows(self, sequence: Sequence) -> int:
+        """A token and its drafts, but no position whose token could only be beyond the end."""
+        return min(1 + self._max_drafts, sequence.max_len - sequence.least_len)
+
+    def _decode_rows(self, sequence: Sequence, query_len: int) -> SequenceMetadata:
+        assert sequence.slot is not None  # a running sequence has one
+        return SequenceMetadata(
+            sequence,
+            sequence.generation,
+            sequence.slot,
+            sequence.num_launched_tokens,
+            query_len,
+            True,  # samples
+            False,  # scores_prompt
+        )
+
+    def _missing_blocks(self, sequence: Sequence, num_rows: int) -> int:
+        # No position from max_len - 1 on is ever computed, whatever the upper bound says.
+        stop = min(sequence.num_launched_tokens + num_rows, sequence.max_len - 1)
+        return max(0, blocks_for(stop, self.block_size) - len(sequence.blocks))
+
+    def _grow(self, sequence: Sequence, num_rows: int) -> int | Growth:
+        """Room for the next positions of a sequence; preempts from the end.
+
+        Returns:
+            Rows it may have (fewer than asked for when it alone fills the cache), LATER, or
+            NEVER: it alone is too large.
+        """
+        if sequence.num_launched_tokens + num_rows <= len(sequence.blocks) * self.block_size:
+            return num_rows  # nearly always
+        while (missing := self._missing_blocks(sequence, num_rows)) > 0:
+            at_once = min(missing, self.blocks.num_free)
+            sequence.blocks += self.blocks.allocate(at_once)
+            missing -= at_once
+            if missing == 0:
+                break
+            if self._deferred.num_blocks - self._num_promised >= missing:
+                self._num_promised += missing
+                return Growth.LATER
             # Those already chosen stand before it in the order and keep their memory.
             victim = self.running[-1]
-            if victim is sequence and len(self.running) == 1:
-                return False
-            self.preempt(victim)
-            if victim is sequence:
-                return True
-        return True
+            if victim is not sequence:
+                self.preempt(victim)
+            elif sequence.total_inflight_tokens > 0 or self._deferred.num_blocks > 0:
+                return Growth.LATER
+            elif len(self.running) > 1:
+                self.preempt(sequence)
+                return Growth.LATER
+            else:
+                room = len(sequence.blocks) * self.block_size - sequence.num_launched_tokens
+                return min(room, num_rows) if room > 0 else Growth.NEVER
+        return num_rows
+
+    def _num_owed(self) -> int:
+        """Blocks that running sequences lack for their next step; newcomers leave them these."""
+        decoding = (s for s in self.running if not (s.needs_prefill or s.ends_in_flight))
+        return sum(self._missing_blocks(s, self._useful_rows(s)) for s in decoding)
 
     def preempt(self, sequence: Sequence) -> None:
         """Take everything from a running sequence and queue it again; its tokens stay."""
@@ -189,12 +284,20 @@ class Scheduler:
         sequence.generation += 1
         sequence.status = SequenceStatus.FINISHED
 
+    def collected(self, step: int) -> None:
+        """Hear that a step's results are on the host; frees the memory that waited for it."""
+        self._deferred.collected(step)
+
     def _release(self, sequence: Sequence) -> None:
         self.running.remove(sequence)
         assert sequence.slot is not None  # a running sequence has one
         slot, blocks = sequence.slot, sequence.blocks
         sequence.slot, sequence.blocks = None, []
         sequence.num_cached_tokens = sequence.total_inflight_tokens = 0
+        sequence.num_inflight_samples = 0
+        self._deferred.defer(sequence, slot, blocks)
+
+    def _give_back(self, slot: int, blocks: list[int]) -> None:
         self._on_release(slot, blocks)
         self.slots.release([slot])
         self.blocks.release(blocks)

@@ -7,11 +7,12 @@ from dataclasses import dataclass, field
 
 from deepinfer.engine.output_text import OutputText
 from deepinfer.engine.outputs import FinishReason, TokenLogprob
+from deepinfer.engine.request_controls import RequestControls
 from deepinfer.engine.sampling_params import SamplingParams
 from deepinfer.structured.constraint import Constraint
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Request:
     """What a user asked.
 
@@ -20,12 +21,14 @@ class Request:
         prompt: text, or None when token ids were given.
         prompt_token_ids: at least one token.
         params: checked against the model.
+        controls: what they say about every sampled row.
         seed: 64-bit seed; drawn at admission when the request names none.
         priority: lower runs first.
         arrival: order of arrival.
         deadline_s: monotonic time after which it ends with reason timeout, or None.
         sequences: one per answer.
         prompt_logprobs: filled while the first answer's prompt is computed.
+        final_only: wants one result, when it has ended.
         changed: has news since its last RequestOutput.
     """
 
@@ -33,17 +36,19 @@ class Request:
     prompt: str | None
     prompt_token_ids: list[int]
     params: SamplingParams
+    controls: RequestControls
     seed: int
     priority: int
     arrival: int
     deadline_s: float | None
     sequences: list[Sequence] = field(default_factory=list)
     prompt_logprobs: list[TokenLogprob | None] | None = None
+    final_only: bool = False
     changed: bool = False
 
     @property
     def finished(self) -> bool:
-        return all(sequence.finish_reason is not None for sequence in self.sequences)
+        return None not in [sequence.finish_reason for sequence in self.sequences]
 
 
 class SequenceStatus(enum.Enum):
@@ -54,24 +59,28 @@ class SequenceStatus(enum.Enum):
     FINISHED = "finished"
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Sequence:
-    """One answer in the making.
+    """One answer in the making; compared and hashed by identity.
 
     Three numbers are kept and the rest follows from them: tokens known, tokens whose KV is
-    committed, tokens launched and not committed.
+    committed, tokens launched and not committed. With drafts the last one is an upper bound.
 
     Attributes:
         request: its request.
         index: which of the request's answers.
         token_ids: prompt and committed output.
         text: detokenisation and stop strings of the output.
+        max_len: most tokens it may reach, prompt included.
         constraint: structured output, or None.
         status: where it stands.
         num_cached_tokens: positions whose KV is committed.
         total_inflight_tokens: positions launched and not committed (ZO-3).
         prefill_target: positions to compute before it decodes; set at admission.
+        num_inflight_samples: steps launched and not committed that yield a token at least.
         generation: rises with every preemption; results of an older one are ignored (ZO-8).
+        last_step: the last step it was scheduled in, -1 for none; its memory is the device's
+            until then.
         blocks: KV blocks held.
         slot: persistent slot, or None.
         logprobs: one entry per output token, if asked for.
@@ -84,12 +93,15 @@ class Sequence:
     index: int
     token_ids: list[int]
     text: OutputText
+    max_len: int
     constraint: Constraint | None = None
     status: SequenceStatus = SequenceStatus.WAITING
     num_cached_tokens: int = 0
     total_inflight_tokens: int = 0
     prefill_target: int = 0
+    num_inflight_samples: int = 0
     generation: int = 0
+    last_step: int = -1
     blocks: list[int] = field(default_factory=list)
     slot: int | None = None
     logprobs: list[TokenLogprob] | None = None
@@ -111,8 +123,18 @@ class Sequence:
 
     @property
     def num_launched_tokens(self) -> int:
-        """Positions computed or being computed."""
+        """Positions computed or being computed, at most."""
         return self.num_cached_tokens + self.total_inflight_tokens
+
+    @property
+    def least_len(self) -> int:
+        """Tokens it will have, at least, when everything in flight is committed."""
+        return len(self.token_ids) + self.num_inflight_samples
+
+    @property
+    def ends_in_flight(self) -> bool:
+        """Whether what is in flight makes it as long as it may get, so nothing may follow."""
+        return self.least_len >= self.max_len
 
     @property
     def needs_prefill(self) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from torch import Tensor
 
@@ -10,31 +11,49 @@ from deepinfer.device.runtime import Event, StepKind
 from deepinfer.engine.sequence import Sequence
 
 
-@dataclass(frozen=True, slots=True)
-class SequenceMetadata:
+class SequenceMetadata(NamedTuple):
     """One sequence's part in a step, as it was when the step was scheduled.
+
+    With results in flight the host knows bounds only: lengths are the largest possible, the
+    device corrects them (ZO-5, ZO-6).
 
     Attributes:
         sequence: the sequence.
         generation: its generation at scheduling; a result of another generation is ignored.
-        context_len: positions computed before this step.
-        query_len: positions computed by it.
+        slot: its persistent slot then; the sequence may have lost it since.
+        context_len: most positions computed before this step.
+        query_len: most positions computed by it: a chunk, or a token and its drafts.
         samples: whether its last row yields a token.
         scores_prompt: whether its rows' logits are wanted for prompt logprobs.
     """
 
     sequence: Sequence
     generation: int
+    slot: int
     context_len: int
     query_len: int
     samples: bool
     scores_prompt: bool
 
+    # A named tuple, because one is made for every row of every step.
+
+    @property
+    def is_current(self) -> bool:
+        """Whether the sequence still is the one that was scheduled (ZO-8)."""
+        return self.generation == self.sequence.generation
+
 
 @dataclass(frozen=True, slots=True)
 class SchedulerOutputs:
-    """The decision for one step: its kind and the sequences in row order."""
+    """The decision for one step.
 
+    Attributes:
+        step: number of the step; an empty step has that of the next one.
+        kind: what it computes.
+        sequences: in row order.
+    """
+
+    step: int
     kind: StepKind
     sequences: tuple[SequenceMetadata, ...]
 
@@ -45,7 +64,10 @@ class SchedulerOutputs:
 
 @dataclass(frozen=True, slots=True)
 class HostLogprobs:
-    """Pinned log probabilities: chosen [n], rank [n], top_ids [n, k], top_values [n, k]."""
+    """Pinned log probabilities: chosen [n], rank [n], top_ids [n, k], top_values [n, k].
+
+    For sampled tokens n is N * (1 + max_drafts), row by row.
+    """
 
     chosen: Tensor
     rank: Tensor
@@ -72,20 +94,28 @@ class SamplerOutput:
     prompt_logprobs: HostLogprobs | None
 
 
+class DeviceWork(NamedTuple):
+    """A piece of a step on the device, between two timed events."""
+
+    name: str
+    begin: Event
+    end: Event
+
+
 @dataclass(frozen=True, slots=True)
 class WorkerStepState:
     """A step in flight: what was scheduled, where its results arrive, the events of both ends.
 
     Attributes:
-        step: number of the step.
         scheduled: what it computes.
         sampler_output: pinned results.
         forwarded: event after the forward.
         sampled: event after sampling and the copy to the host.
+        device_work: forward and sampling with their times; empty when no times were asked for.
     """
 
-    step: int
     scheduled: SchedulerOutputs
     sampler_output: SamplerOutput
     forwarded: Event
     sampled: Event
+    device_work: tuple[DeviceWork, ...] = ()

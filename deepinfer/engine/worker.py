@@ -1,31 +1,45 @@
 """One device's worker: launches steps on the compute stream and hands back their state.
 
 Everything a launch issues goes through `Stream.enqueue`; the host waits only for the `sampled`
-event of a step, when it collects it.
+event of a step, when it collects it. A decode step may be launched before the host knows the
+results it goes on from: they stay on the device in a ring (`remap.py`), and the step's inputs are
+corrected from it before the forward (ZO-5).
 """
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass, replace
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
+from deepinfer.config import EngineConfig
 from deepinfer.device.backend import Backend
-from deepinfer.device.ops import sampling
+from deepinfer.device.ops import sampling, state
 from deepinfer.device.ops.sampling import LogitControls, Logprobs
-from deepinfer.device.runtime import run_on
+from deepinfer.device.ops.state import StepInputs, StepResults
+from deepinfer.device.runtime import StepKind, run_on
 from deepinfer.engine.batch_builder import BuiltStep
+from deepinfer.engine.kv_sizing import num_kv_blocks
+from deepinfer.engine.memory_plan import MemoryPlan
+from deepinfer.engine.remap import ResultRing
 from deepinfer.engine.sampling_batch import SamplingBatch
+from deepinfer.engine.step_runner import PreSamplerSync
 from deepinfer.engine.step_state import (
+    DeviceWork,
     HostLogprobs,
     SamplerOutput,
     SchedulerOutputs,
     WorkerStepState,
 )
+from deepinfer.engine.step_upload import DeviceStep, StepUpload
 from deepinfer.model.caches import CacheGeometry, ModelCaches
+from deepinfer.model.config import V41Config
 from deepinfer.model.step_batch import StepBatch
+
+_log = logging.getLogger(__name__)
 
 
 class StepModel(Protocol):
@@ -47,55 +61,115 @@ class _PenaltyState:
 class Worker:
     """Model, caches and sampler of one rank."""
 
-    def __init__(
-        self, backend: Backend, model: StepModel, geometry: CacheGeometry, vocab_size: int
-    ) -> None:
-        """Allocate the caches and bind the sampling ops.
+    max_drafts = 0
 
+    def __init__(
+        self,
+        backend: Backend,
+        model: StepModel,
+        geometry: CacheGeometry,
+        config: V41Config,
+        *,
+        async_depth: int,
+    ) -> None:
+        """Allocate caches and results, bind the sampling ops.
+
+        Args:
+            backend: device layer.
+            model: backbone or a double of it.
+            geometry: of the caches.
+            config: of the model.
+            async_depth: steps whose results may be in flight beside the newest one's.
         Raises:
-            CapabilityError: the backend lacks a sampling op.
+            CapabilityError: the backend lacks an op of sampling or step correction.
         """
+        self._backend = backend
         self._runtime = backend.runtime
-        self._model, self._geometry, self._vocab_size = model, geometry, vocab_size
+        self._model, self._geometry, self._vocab_size = model, geometry, config.vocab_size
         self._caches = run_on(self._runtime.compute_stream, lambda: model.create_caches(geometry))
         self._penalties: _PenaltyState | None = None
-        self._step = 0
+        ring = ResultRing(async_depth + 1, geometry.max_num_seqs)
+        self._results = run_on(
+            self._runtime.compute_stream,
+            lambda: self._create_results(ring.num_rows, config.history_len),
+        )
         ops = backend.ops
         self._apply_controls = ops[sampling.apply_controls]
         self._sample_tokens = ops[sampling.sample_tokens]
         self._token_logprobs = ops[sampling.token_logprobs]
         self._finite_rows = ops[sampling.finite_rows]
         self._count_tokens = ops[sampling.count_tokens]
+        self._correct_inputs = ops[state.correct_inputs]
+        self._next_inputs = ops[state.next_inputs]
+
+    @classmethod
+    def for_engine(
+        cls, config: EngineConfig, backend: Backend, model: StepModel, model_config: V41Config
+    ) -> Worker:
+        """A worker with the caches that the configuration asks for."""
+        scheduler = config.scheduler
+        geometry = CacheGeometry.for_engine(
+            model_config,
+            block_size=config.cache.block_size,
+            num_blocks=num_kv_blocks(config, model_config, backend),
+            max_num_seqs=scheduler.max_num_seqs,
+            max_num_tokens=scheduler.max_num_tokens,
+            async_depth=scheduler.async_depth,
+        )
+        plan = MemoryPlan.of(model_config, geometry, backend)
+        plan.require_room()
+        _log.info("%s", plan)
+        return cls(backend, model, geometry, model_config, async_depth=scheduler.async_depth)
 
     @property
-    def caches(self) -> ModelCaches:
-        """KV state of this rank."""
-        return self._caches
+    def num_blocks(self) -> int:
+        """KV blocks there are."""
+        return self._geometry.num_blocks
 
-    def launch(self, scheduled: SchedulerOutputs, built: BuiltStep) -> WorkerStepState:
+    def launch(
+        self,
+        scheduled: SchedulerOutputs,
+        built: BuiltStep,
+        pre_sampler_sync: PreSamplerSync,
+        *,
+        timed: bool = False,
+    ) -> WorkerStepState:
         """Issue a step; returns before it is computed.
 
         Args:
             scheduled: what runs, kept in the state.
-            built: host tensors; not changed by the caller until the step is collected.
+            built: host tensors; copied before this returns.
+            pre_sampler_sync: called after the forward was issued; gives the sampling controls.
+            timed: whether the state tells when forward and sampling began and ended.
         """
         stream = self._runtime.compute_stream
-        output = self._allocate(built)
-        held: list[Tensor] = []
+        upload = StepUpload(built, self._runtime)
+        held: list[tuple[DeviceStep, Tensor]] = []
 
         def forward() -> None:
-            batch = _on_device(built.batch, self._runtime.device)
-            held.append(self._model.forward(batch, self._caches))
+            step = self._true_step(upload.to(self._runtime.device))
+            held.append((step, self._model.forward(step.batch, self._caches)))
+
+        begun = stream.record_event(timed=True) if timed else None
+        stream.enqueue(forward)
+        forwarded = stream.record_event(timed=timed)
+        sampling = pre_sampler_sync()
+        output = self._allocate(built, sampling)
 
         def sample() -> None:
-            self._sample(held.pop(), built, output)
+            step, logits = held.pop()
+            self._sample(logits, step, built, sampling, output)
 
-        stream.enqueue(forward)
-        forwarded = stream.record_event()
+        resumed = stream.record_event(timed=True) if timed else None
         stream.enqueue(sample)
-        state = WorkerStepState(self._step, scheduled, output, forwarded, stream.record_event())
-        self._step += 1
-        return state
+        sampled = stream.record_event(timed=timed)
+        work: tuple[DeviceWork, ...] = ()
+        if begun is not None and resumed is not None:
+            work = (
+                DeviceWork("forward", begun, forwarded),
+                DeviceWork("sampling", resumed, sampled),
+            )
+        return WorkerStepState(scheduled, output, forwarded, sampled, work)
 
     def collect(self, state: WorkerStepState) -> SamplerOutput:
         """Wait for a step's results; raises what its work raised."""
@@ -124,7 +198,11 @@ class Worker:
         self._runtime.compute_stream.enqueue(reset)
 
     def release(self, slot: int, blocks: list[int]) -> None:
-        """Tell the device that nobody reads these rows any more (test modes poison them)."""
+        """Hear that nobody reads these rows any more; test modes poison them at once.
+
+        Not in the order of the compute stream: a launched step that still read them would get
+        the poison, which is what the mode is for.
+        """
         if not self._runtime.poisons_released:
             return
         numbers = torch.tensor(blocks, dtype=torch.int64)
@@ -133,9 +211,14 @@ class Worker:
             self._caches.poison_blocks(numbers.to(self._runtime.device))
             self._caches.poison_slot(slot)
 
-        self._runtime.compute_stream.enqueue(poison)
+        self._runtime.copy_stream.enqueue(poison)
+        self._runtime.copy_stream.synchronize()
 
-    def _allocate(self, built: BuiltStep) -> SamplerOutput:
+    def close(self) -> None:
+        """Drain the device and end its threads."""
+        self._backend.close()
+
+    def _allocate(self, built: BuiltStep, sampling: SamplingBatch) -> SamplerOutput:
         pinned = self._runtime.pinned
 
         def logprobs(count: int, num_top: int) -> HostLogprobs:
@@ -146,7 +229,7 @@ class Worker:
                 pinned((count, num_top), torch.float32),
             )
 
-        count, num_top = built.num_samples, built.sampling.num_top
+        count, num_top = built.num_samples, sampling.num_top
         scored = len(built.prompt_targets)
         return SamplerOutput(
             token_ids=pinned((count, 1), torch.int64),
@@ -156,7 +239,44 @@ class Worker:
             prompt_logprobs=logprobs(scored, built.num_prompt_top) if scored else None,
         )
 
-    def _sample(self, logits: Tensor, built: BuiltStep, output: SamplerOutput) -> None:
+    def _create_results(self, num_rows: int, history_len: int) -> StepResults:
+        def zeros(*shape: int) -> Tensor:
+            return torch.zeros(shape, dtype=torch.int64, device=self._runtime.device)
+
+        return StepResults(
+            token_ids=zeros(num_rows, 1 + self.max_drafts),
+            num_accepted=zeros(num_rows),
+            context_lens=zeros(num_rows),
+            history=zeros(num_rows, history_len),
+            draft_ids=zeros(num_rows, self.max_drafts),
+        )
+
+    def _true_step(self, step: DeviceStep) -> DeviceStep:
+        """The step with its inputs corrected by the results it goes on from."""
+        if step.batch.kind is not StepKind.DECODE:
+            return step  # a prompt is known to the host
+        inputs = self._correct_inputs(_inputs(step.batch), step.limits, step.remap, self._results)
+        return replace(step, batch=replace(step.batch, **inputs._asdict()))
+
+    def _keep_results(self, step: DeviceStep, tokens: Tensor) -> None:
+        """Leave what the next steps go on from in the ring; tokens [N] have no drafts before."""
+        rows, accepted = step.result_rows, torch.zeros_like(tokens)
+        after = self._next_inputs(
+            _inputs(step.batch), step.result_seqs, accepted, kind=step.batch.kind
+        )
+        self._results.token_ids.index_copy_(0, rows, tokens.unsqueeze(1))
+        self._results.num_accepted.index_copy_(0, rows, accepted)
+        self._results.context_lens.index_copy_(0, rows, after.context_lens)
+        self._results.history.index_copy_(0, rows, after.history)
+
+    def _sample(
+        self,
+        logits: Tensor,
+        step: DeviceStep,
+        built: BuiltStep,
+        sampling: SamplingBatch,
+        output: SamplerOutput,
+    ) -> None:
         device = self._runtime.device
         count = built.num_samples
         if output.prompt_logprobs is not None:
@@ -166,16 +286,17 @@ class Worker:
         if count == 0:
             return
         raw = logits[:count]
-        controls = built.sampling.to(device)
+        controls = sampling.to(device)
         processed = self._apply_controls(raw, self._controls(controls))
         tokens = self._sample_tokens(processed, controls.params, controls.work)
+        self._keep_results(step, tokens)
         output.token_ids[:, 0].copy_(tokens, non_blocking=True)
         usable = self._finite_rows(raw) & self._finite_rows(processed)
         output.finite.copy_(usable, non_blocking=True)
         if output.logprobs is not None:
-            chosen = self._token_logprobs(raw, tokens, built.sampling.num_top or 0)
+            chosen = self._token_logprobs(raw, tokens, sampling.num_top or 0)
             _copy_logprobs(chosen, output.logprobs)
-        if built.sampling.has_penalties and self._penalties is not None:
+        if sampling.has_penalties and self._penalties is not None:
             self._count_tokens(tokens, controls.integers[4], self._penalties.output_counts)
 
     def _controls(self, controls: SamplingBatch) -> LogitControls:
@@ -185,24 +306,12 @@ class Worker:
         return controls.controls(self._penalties.output_counts, self._penalties.prompt_seen)
 
 
+def _inputs(batch: StepBatch) -> StepInputs:
+    return StepInputs(batch.input_ids, batch.query_lens, batch.context_lens, batch.history)
+
+
 def _copy_logprobs(source: Logprobs, target: HostLogprobs) -> None:
     target.chosen.copy_(source.chosen, non_blocking=True)
     target.rank.copy_(source.rank, non_blocking=True)
     target.top_ids.copy_(source.top_ids, non_blocking=True)
     target.top_values.copy_(source.top_values, non_blocking=True)
-
-
-def _on_device(batch: StepBatch, device: torch.device) -> StepBatch:
-    def move(tensor: Tensor) -> Tensor:
-        return tensor.to(device, non_blocking=True)
-
-    return replace(
-        batch,
-        input_ids=move(batch.input_ids),
-        query_lens=move(batch.query_lens),
-        context_lens=move(batch.context_lens),
-        seq_slots=move(batch.seq_slots),
-        block_table=move(batch.block_table),
-        history=move(batch.history),
-        logits_rows=move(batch.logits_rows),
-    )

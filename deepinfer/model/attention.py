@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 from torch import Tensor
 
-from deepinfer.device.ops.indexer import IndexPlan
+from deepinfer.device.ops.indexer import IndexPlan, Selection
 from deepinfer.device.runtime import StepKind
 from deepinfer.model.caches import ModelCaches
 from deepinfer.model.compressor import Compressor
@@ -34,9 +35,20 @@ class Attention:
     """
 
     def __init__(
-        self, config: V41Config, layer: int, ops: ModelOps, weights: Packer, rope_table: Tensor
+        self,
+        config: V41Config,
+        layer: int,
+        ops: ModelOps,
+        weights: Packer,
+        *,
+        rope_table: Tensor,
+        index_select: Callable[..., Selection],
     ) -> None:
-        """Bind ops and pack weights; `weights` is at the layer's `attn.`."""
+        """Bind ops and pack weights; `weights` is at the layer's `attn.`.
+
+        `index_select` is the op of that name, or what stands in for it in a measuring run.
+        """
+        self._index_select = index_select
         self._ops, self._config, self._layer = ops, config, layer
         self._rope_table = rope_table
         self._ratio = config.ratio(layer)
@@ -151,7 +163,7 @@ class Attention:
         heads, width = config.index_n_heads, config.index_head_dim
         publishes = self._layer == config.candidate_source_layer_id
         has_candidates = publishes or config.searches_candidates(self._layer)
-        selection = ops.index_select(
+        selection = self._index_select(
             index_queries.unflatten(1, (heads, width)),
             ops.linear(x, self._head_weights) * (width**-0.5 * heads**-0.5),
             plan.rows.positions,

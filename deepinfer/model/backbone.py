@@ -16,6 +16,8 @@ from deepinfer.device.handles import FetchHandle
 from deepinfer.device.weights import Parameters
 from deepinfer.model.caches import CacheGeometry, ModelCaches
 from deepinfer.model.config import V41Config
+from deepinfer.model.controls import Controls, EngramRows
+from deepinfer.model.draft_taps import DraftTaps
 from deepinfer.model.engram import EngramLookup, hash_constants
 from deepinfer.model.layer import Layer
 from deepinfer.model.layer_state import LayerState, initial_state
@@ -50,6 +52,8 @@ class Backbone:
         *,
         max_positions: int,
         ops: ModelOps | None = None,
+        taps: DraftTaps | None = None,
+        controls: Controls | None = None,
     ) -> None:
         """Bind ops, pack weights.
 
@@ -60,17 +64,20 @@ class Backbone:
             token_map: [V] compressed token ids for Engram.
             max_positions: longest sequence, prompt and output, in tokens.
             ops: bound ops, if the caller bound them before reading the weights.
+            taps: collects what the drafter's context is made of, or None.
+            controls: parts put out of action in a measuring run, or None.
         Raises:
             CapabilityError: the backend lacks an op.
             CheckpointError: a parameter is missing.
         """
         self.config, self.backend = config, backend
         self.ops = ops or ModelOps(backend.ops)
+        controls = controls or Controls()
         device = backend.runtime.device
         root = Packer(backend, parameters)
-        self._embedding = backend.pack_embedding(root.stored("embed.weight"))
+        self.embedding = backend.pack_embedding(root.stored("embed.weight"))
         self._norm = root.vector("norm.weight")
-        self._head = root.linear("head.weight")
+        self.lm_head = root.linear("head.weight")
         ratios = set(config.compress_ratios[: config.num_hidden_layers])
         tables = {r: rope_table(config, int(r > 0), max_positions).to(device) for r in ratios}
         self.layers = [
@@ -81,13 +88,15 @@ class Backbone:
                 ops=self.ops,
                 weights=root.under(f"layers.{index}."),
                 rope_table=tables[config.ratio(index)],
+                selections=controls.selections,
             )
             for index in range(config.num_hidden_layers)
         ]
+        self._taps = taps
         self._ratios = sorted(r for r in ratios if r > 0)
         self._lookup = (
             EngramLookup(hash_constants(config, token_map, device), self.ops)
-            if config.engram_layer_ids
+            if config.engram_layer_ids and controls.engram is EngramRows.MODEL
             else None
         )
         # Without a compressed cache there is nothing to cut at: all layers are encoder.
@@ -129,7 +138,7 @@ class Backbone:
 
     def begin(self, plan: StepPlan, trace: TraceSink | None = None) -> tuple[LayerState, Fetches]:
         """Embed the rows and start every Engram fetch."""
-        embedded = self.ops.embed(plan.batch.input_ids, self._embedding)
+        embedded = self.ops.embed(plan.batch.input_ids, self.embedding)
         fetches: Fetches = {}
         if self._lookup is not None:
             rows = self._lookup.rows(plan)
@@ -152,6 +161,7 @@ class Backbone:
         """Encoder segment: the layers before the last KV source, for all rows."""
         for layer in self.layers[: self._cut]:
             fetch = fetches.get(layer.index)
+            state = self._tapped(layer.index, state)
             state = layer.forward(state, fetch, plan, caches, trace=trace)
         return state
 
@@ -184,10 +194,15 @@ class Backbone:
             return state
         source = self.layers[self._cut]
         x, low_rank = source_input
+        state = self._tapped(source.index, state)
         state = source.finish(x, low_rank, state, plan, caches, trace=trace)
         for layer in self.layers[self._cut + 1 :]:
+            state = self._tapped(layer.index, state)
             state = layer.forward(state, None, plan, caches, trace=trace)
         return state
+
+    def _tapped(self, layer: int, state: LayerState) -> LayerState:
+        return state if self._taps is None else self._taps.collect(layer, state)
 
     def head(
         self, state: LayerState, logits_rows: Tensor, trace: TraceSink | None = None
@@ -203,7 +218,7 @@ class Backbone:
         )
         if trace is not None:
             trace.record("final.hidden", hidden)
-        return self.ops.linear_f32(hidden, self._head)
+        return self.ops.linear_f32(hidden, self.lm_head)
 
     def forward(
         self, batch: StepBatch, caches: ModelCaches, trace: TraceSink | None = None
@@ -219,9 +234,20 @@ class Backbone:
             [L, V] fp32 logits of `batch.logits_rows`.
         Source: backbone forward of V4.1.
         """
-        plan = self.plan(batch, caches.geometry)
+        state = self.run(self.plan(batch, caches.geometry), caches, trace)
+        return self.head(state, batch.logits_rows, trace)
+
+    def run(
+        self, plan: StepPlan, caches: ModelCaches, trace: TraceSink | None = None
+    ) -> LayerState:
+        """All layers of a step; the state after the last one, with the taps if any are captured.
+
+        Args:
+            plan: the step.
+            caches: KV state; changed in place.
+            trace: receives intermediate tensors, or None.
+        """
         state, fetches = self.begin(plan, trace)
         state = self.encode(state, fetches, plan, caches, trace)
         source_input = self.write_source(state, plan, caches, trace)
-        state = self.decode(state, source_input, plan, caches, trace)
-        return self.head(state, batch.logits_rows, trace)
+        return self.decode(state, source_input, plan, caches, trace)

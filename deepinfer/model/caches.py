@@ -23,6 +23,8 @@ class CacheGeometry:
         max_num_tokens: most rows of a step.
         ring: window ring rows per request: window + (steps in flight + 1) * (1 + drafts).
         pending_ring: rows kept of raw (value, gate) pairs per request and ratio-2 source.
+        draft_ring: ring rows per request of each draft layer: window + draft block, whose rows
+            are scratch; 0 when nothing is drafted.
     """
 
     block_size: int
@@ -31,6 +33,7 @@ class CacheGeometry:
     max_num_tokens: int
     ring: int
     pending_ring: int
+    draft_ring: int = 0
 
     @classmethod
     def for_engine(
@@ -43,8 +46,13 @@ class CacheGeometry:
         max_num_tokens: int,
         async_depth: int = 0,
         max_drafts: int = 0,
+        has_drafter: bool = False,
     ) -> CacheGeometry:
-        """Geometry with the smallest rings that steps in flight and drafts allow."""
+        """Geometry with the smallest rings that steps in flight and drafts allow.
+
+        Steps in flight do not lengthen the draft ring: a block is computed and its context
+        injected in the order of the compute stream, at positions that the device knows by then.
+        """
         in_flight = (async_depth + 1) * (1 + max_drafts)
         pending = 2
         while pending < max_drafts + 2:
@@ -56,6 +64,7 @@ class CacheGeometry:
             max_num_tokens=max_num_tokens,
             ring=config.sliding_window + in_flight,
             pending_ring=pending,
+            draft_ring=config.sliding_window + config.dspark_block_size if has_drafter else 0,
         )
 
     def workspace_rows(self, window: int) -> int:
@@ -72,12 +81,13 @@ class ModelCaches:
         compressed: per KV source.
         index: per KV source.
         pending: [slots, 2 * head_dim] fp32 per ratio-2 source.
+        draft_windows: ring cache per draft layer; empty when nothing is drafted.
     """
 
     def __init__(self, config: V41Config, geometry: CacheGeometry, backend: Backend) -> None:
         self.geometry = geometry
         width = config.head_dim
-        device = backend.runtime.device
+        device = self._device = backend.runtime.device
         ring_rows = geometry.max_num_seqs * geometry.ring
         self.windows: list[RowCache] = [
             backend.create_cache(CacheKind.WINDOW, ring_rows, width)
@@ -100,6 +110,13 @@ class ModelCaches:
                 slots = geometry.max_num_seqs * geometry.pending_ring
                 self.pending[source] = torch.zeros((slots, 2 * width), device=device)
 
+        self.draft_windows: list[RowCache] = [
+            backend.create_cache(
+                CacheKind.WINDOW, geometry.max_num_seqs * geometry.draft_ring, width
+            )
+            for _ in range(config.num_nextn_predict_layers if geometry.draft_ring else 0)
+        ]
+
     def poison_blocks(self, blocks: Tensor) -> None:
         """Overwrite the rows of released blocks [n] with NaN (test modes)."""
         for source in self.compressed:
@@ -111,9 +128,12 @@ class ModelCaches:
 
     def poison_slot(self, slot: int) -> None:
         """Overwrite the rings of a released request slot with NaN (test modes)."""
-        ring = self.geometry.ring
-        for cache in self.windows:
-            cache.poison(torch.arange(slot * ring, (slot + 1) * ring))
+        for caches, ring in (
+            (self.windows, self.geometry.ring),
+            (self.draft_windows, self.geometry.draft_ring),
+        ):
+            for cache in caches:
+                cache.poison(torch.arange(slot * ring, (slot + 1) * ring, device=self._device))
         pending = self.geometry.pending_ring
         for rows in self.pending.values():
             rows[slot * pending : (slot + 1) * pending] = float("nan")

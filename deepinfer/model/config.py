@@ -6,6 +6,7 @@ defaulted; what a checkpoint does not use (no Engram, no drafter, no candidates)
 
 from __future__ import annotations
 
+import enum
 import logging
 from collections.abc import Mapping
 from functools import cached_property
@@ -22,6 +23,7 @@ from deepinfer.model.quantization import ExpertDtype, QuantizationConfig
 from deepinfer.model.rope_scaling import RopeScaling
 
 __all__ = [
+    "ConfidenceInput",
     "ExpertDtype",
     "LayerMode",
     "LayerRole",
@@ -37,6 +39,13 @@ OptionalCount = Annotated[int, Field(ge=0)]
 TokenId = Annotated[int, Field(ge=0)]
 Positive = Annotated[float, Field(gt=0.0, allow_inf_nan=False)]
 NotNegative = Annotated[float, Field(ge=0.0, allow_inf_nan=False)]
+
+
+class ConfidenceInput(enum.Enum):
+    """What the confidence head sees of a draft row: the block output before or after its norm."""
+
+    PRE_NORM = "pre_norm"
+    POST_NORM = "post_norm"
 
 
 class V41Config(BaseModel):
@@ -97,6 +106,8 @@ class V41Config(BaseModel):
     dspark_target_layer_ids: tuple[int, ...] = ()
     dspark_n_routed_experts: OptionalCount = 0
     dspark_num_experts_per_tok: OptionalCount = 0
+    # The release has no such key and feeds the block output as it is, before the final norm.
+    confidence_head_input: ConfidenceInput = Field(default=ConfidenceInput.PRE_NORM, strict=False)
 
     # The family's fixed special ids; a config may state others.
     bos_token_id: TokenId = 0
@@ -193,6 +204,11 @@ class V41Config(BaseModel):
             )
             for layer in range(self.num_hidden_layers)
         )
+
+    @property
+    def history_len(self) -> int:
+        """Tokens before a request's first row that a step needs, at least 1."""
+        return max(self.engram_max_ngram_size - 1, 1)
 
     @property
     def last_kv_source(self) -> int | None:

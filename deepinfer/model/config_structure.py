@@ -249,6 +249,14 @@ def _check_drafter(config: V41Config) -> None:
         because="num_nextn_predict_layers > 0",
     )
     _check_layer_ids(config, "dspark_target_layer_ids", config.dspark_target_layer_ids)
+    tapped = set(config.dspark_target_layer_ids) & set(config.engram_layer_ids)
+    if tapped:
+        raise _refuse(
+            f"layers {sorted(tapped)} are draft taps with Engram, where sources disagree on which "
+            "side of it the tap lies",
+            dspark_target_layer_ids=config.dspark_target_layer_ids,
+            engram_layer_ids=config.engram_layer_ids,
+        )
     if config.dspark_num_experts_per_tok > config.dspark_n_routed_experts:
         raise _refuse(
             "more draft experts for a token than there are",

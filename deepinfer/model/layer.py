@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from torch import Tensor
 
 from deepinfer.device.backend import Backend
@@ -10,6 +12,8 @@ from deepinfer.device.ops.mhc import MhcMix
 from deepinfer.model.attention import Attention
 from deepinfer.model.caches import ModelCaches
 from deepinfer.model.config import V41Config
+from deepinfer.model.control_selection import control_select
+from deepinfer.model.controls import Selections
 from deepinfer.model.engram import Engram
 from deepinfer.model.layer_state import LayerState
 from deepinfer.model.model_ops import ModelOps
@@ -31,6 +35,7 @@ class Layer:
         ops: ModelOps,
         weights: Packer,
         rope_table: Tensor,
+        selections: Selections,
     ) -> None:
         """Bind ops and pack weights; `weights` is at `layers.N.`."""
         self.index = layer
@@ -43,15 +48,31 @@ class Layer:
         self._attn_mhc, self._ffn_mhc = weights.mhc("attn"), weights.mhc("ffn")
         self._attn_norm = weights.vector("attn_norm.weight")
         self._ffn_norm = weights.vector("ffn_norm.weight")
-        self.attention = Attention(config, layer, ops, weights.under("attn."), rope_table)
-        self.moe = MoE(config, ops, weights.under("ffn."), backend.runtime.device)
+        self.attention = Attention(
+            config,
+            layer,
+            ops,
+            weights.under("attn."),
+            rope_table=rope_table,
+            index_select=ops.index_select
+            if selections is Selections.MODEL
+            else control_select(backend.ops, selections, layer),
+        )
+        self.moe = MoE(
+            config,
+            ops,
+            weights.under("ffn."),
+            backend.runtime.device,
+            num_experts=config.n_routed_experts,
+            num_experts_per_tok=config.num_experts_per_tok,
+        )
 
     def enter(self, state: LayerState, fetch: FetchHandle | None) -> LayerState:
         """State after this layer's Engram, if it has one."""
         if self.engram is None or fetch is None:
             return state
         streams = self.engram.inject(state.streams, fetch)
-        return LayerState(streams, state.pre, state.entries, state.slots, state.candidates)
+        return replace(state, streams=streams)
 
     def attention_input(self, state: LayerState) -> Tensor:
         """[T, D]: streams collapsed with the PREVIOUS sublayer's pre, normed."""
@@ -112,8 +133,13 @@ class Layer:
                 trace.record(f"{name}.selected_positions", attended.entries)
             if self.index == config.candidate_source_layer_id and attended.candidates is not None:
                 trace.record(f"{name}.candidate_blocks", attended.candidates)
-        return LayerState(
-            streams, boundary.mix.pre, attended.entries, attended.slots, attended.candidates
+        return replace(
+            state,
+            streams=streams,
+            pre=boundary.mix.pre,
+            entries=attended.entries,
+            slots=attended.slots,
+            candidates=attended.candidates,
         )
 
     def forward(

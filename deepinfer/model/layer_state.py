@@ -18,6 +18,7 @@ class LayerState:
         entries: [T, topk] int64 selected entries of the latest index source, or None.
         slots: [T, topk] int64 cache rows of these entries, or None.
         candidates: [T, B] int64 candidate blocks, or None before the candidate source.
+        taps: [T, D] stream means at the draft taps passed so far, when a drafter wants them.
     """
 
     streams: Tensor
@@ -25,6 +26,7 @@ class LayerState:
     entries: Tensor | None = None
     slots: Tensor | None = None
     candidates: Tensor | None = None
+    taps: tuple[Tensor, ...] = ()
 
     def gather(self, rows: Tensor) -> LayerState:
         """The state of some rows.
@@ -42,6 +44,7 @@ class LayerState:
             pick(self.entries),
             pick(self.slots),
             pick(self.candidates),
+            tuple(tap.index_select(0, rows) for tap in self.taps),
         )
 
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from typing import Any
+
 from deepinfer.device.errors import CapabilityError
-from deepinfer.device.op import OpTable
+from deepinfer.device.op import OpSpec, OpTable
 from deepinfer.device.ops import (
     attention,
     compress,
@@ -49,6 +52,21 @@ _NEEDED = (
 )
 
 
+def require_ops(table: OpTable, needed: Iterable[OpSpec[..., Any]], *, purpose: str) -> None:
+    """Return when `table` has every op of `needed`.
+
+    Raises:
+        CapabilityError: ops are missing; all of them are named with dtype and device.
+    """
+    missing = [f"{spec.family}/{spec.name}" for spec in needed if spec not in table]
+    if missing:
+        raise CapabilityError(
+            f"backend {table.backend} cannot {purpose}: it lacks the ops "
+            f"{', '.join(missing)} for {table.dtype} on device {table.device}; choose "
+            "another backend or implement them (deepinfer backends --explain)"
+        )
+
+
 class ModelOps:
     """Every op the backbone calls, as attributes with their exact signatures."""
 
@@ -58,13 +76,7 @@ class ModelOps:
         Raises:
             CapabilityError: ops are missing; all of them are named with dtype and device.
         """
-        missing = [f"{spec.family}/{spec.name}" for spec in _NEEDED if spec not in table]
-        if missing:
-            raise CapabilityError(
-                f"backend {table.backend} cannot run this model: it lacks the ops "
-                f"{', '.join(missing)} for {table.dtype} on device {table.device}; choose "
-                "another backend or implement them (deepinfer backends --explain)"
-            )
+        require_ops(table, _NEEDED, purpose="run this model")
         self.rope = table[attention.rope]
         self.sparse_attention = table[attention.sparse_attention]
         self.compress_pair = table[compress.compress_pair]

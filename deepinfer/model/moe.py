@@ -15,16 +15,24 @@ class MoE:
     """Routed experts and one shared expert; `physical` maps logical experts to slots' owners."""
 
     def __init__(
-        self, config: V41Config, ops: ModelOps, weights: Packer, device: torch.device
+        self,
+        config: V41Config,
+        ops: ModelOps,
+        weights: Packer,
+        device: torch.device,
+        *,
+        num_experts: int,
+        num_experts_per_tok: int,
     ) -> None:
         """Bind ops and pack weights; `weights` is at the layer's `ffn.`."""
         self._ops, self._config = ops, config
+        self._num_experts_per_tok = num_experts_per_tok
         self._gate = weights.linear("gate.weight")
         self._bias = weights.vector("gate.bias")
-        self._experts = weights.experts(range(config.n_routed_experts))
+        self._experts = weights.experts(range(num_experts))
         self._shared_in = weights.linear("shared_experts.w1.weight", "shared_experts.w3.weight")
         self._shared_out = weights.linear("shared_experts.w2.weight")
-        self._physical = torch.arange(config.n_routed_experts, device=device)
+        self._physical = torch.arange(num_experts, device=device)
 
     def forward(self, x: Tensor, valid: Tensor) -> tuple[Tensor, Routing]:
         """Output of rows x [T, D] and where they were routed.
@@ -38,7 +46,7 @@ class MoE:
             x,
             self._gate,
             self._bias,
-            num_experts_per_tok=config.num_experts_per_tok,
+            num_experts_per_tok=self._num_experts_per_tok,
             route_scale=config.routed_scaling_factor,
         )
         batch = ops.moe_dispatch(x, routing, self._physical, valid)

@@ -13,8 +13,21 @@ from deepinfer.device.errors import ContractError
 
 # Within a layer: what enters it, what it decides, how it weighs.
 _ORDER = ("streams", "selected_positions", "candidate_blocks", "expert_ids", "expert_weights")
-_NUMBERED = re.compile(rf"(engram)\.(\d+)\.(hash_ids)|(layers)\.(\d+)\.({'|'.join(_ORDER)})")
-_FINAL = ("final.streams", "final.hidden", "logits")
+_LEAVES = "|".join(_ORDER)
+_NUMBERED = re.compile(
+    rf"(?P<part>engram|layers|draft)\.(?P<number>\d+)\.(?P<leaf>hash_ids|{_LEAVES})"
+)
+_PARTS = ("engram", "layers", "final", "context", "draft", "result")
+_SINGLE = {
+    "final.streams": ("final", 0),
+    "final.hidden": ("final", 1),
+    "logits": ("final", 2),
+    "draft.context": ("context", 0),
+    "draft.hidden": ("result", 0),
+    "draft.logits": ("result", 1),
+    "draft.tokens": ("result", 2),
+    "draft.confidence_logits": ("result", 3),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,22 +52,22 @@ class TraceDifference:
 
 
 def execution_order(name: str) -> tuple[int, int, int]:
-    """Sort key: hashes, layers in order, final tensors, logits.
+    """Sort key: hashes, layers in order, final tensors, logits, then the drafter's.
 
     Raises:
         ContractError: a trace holds no tensor of that name.
     """
-    if name in _FINAL:
-        return (2, 0, _FINAL.index(name))
+    if name in _SINGLE:
+        part, place = _SINGLE[name]
+        return (_PARTS.index(part), 0, place)
     match = _NUMBERED.fullmatch(name)
-    if match is None:
+    if match is None or (match["part"] == "engram") != (match["leaf"] == "hash_ids"):
         raise ContractError(
             f"tensor {name!r} is not of a trace; expected layers.N.streams and the like; compare "
             "files that `deepinfer trace --out` wrote"
         )
-    if match[1]:
-        return (0, int(match[2]), 0)
-    return (1, int(match[5]), _ORDER.index(match[6]))
+    place = _ORDER.index(match["leaf"]) if match["leaf"] in _ORDER else 0
+    return (_PARTS.index(match["part"]), int(match["number"]), place)
 
 
 def compare_traces(

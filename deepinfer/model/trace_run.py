@@ -12,6 +12,8 @@ from deepinfer.device.backend import Backend
 from deepinfer.device.errors import RequestError
 from deepinfer.device.runtime import StepKind
 from deepinfer.model.caches import CacheGeometry
+from deepinfer.model.draft_batch import DraftBatch
+from deepinfer.model.drafter import Drafter
 from deepinfer.model.loading import LoadedModel
 from deepinfer.model.step_batch import StepBatch
 from deepinfer.model.tracing import TraceSink
@@ -30,6 +32,13 @@ class _Recorder:
         if self._observer is not None:
             self._observer.record(name, value)
         self.pieces.setdefault(name, []).append(value.detach().clone())
+
+    def joined(self, first: int, stop: int | None) -> dict[str, Tensor]:
+        """Rows `first` to `stop` of every tensor, on the CPU."""
+        return {
+            name: torch.cat(pieces)[first:stop].cpu().contiguous()
+            for name, pieces in self.pieces.items()
+        }
 
 
 def _check(token_ids: Sequence[int], loaded: LoadedModel, max_len: int | None) -> None:
@@ -61,10 +70,10 @@ def trace_tokens(
     max_len: int | None = None,
     observer: TraceSink | None = None,
 ) -> dict[str, Tensor]:
-    """Trace one sequence from an empty cache.
+    """Trace one sequence from an empty cache; a drafter then drafts after its last token.
 
     Args:
-        loaded: the model on `backend`.
+        loaded: the model on `backend`, with its drafter if that is to be traced.
         backend: where it runs.
         token_ids: the sequence.
         kind: PREFILL in chunks, or DECODE token by token.
@@ -74,8 +83,10 @@ def trace_tokens(
         observer: is told every recorded tensor at once, inside the stream's work.
 
     Returns:
-        Tensors on the CPU by trace name, in execution order; `logits` [n, vocab] fp32 comes
-        last. Dimension 0 is the position.
+        Tensors on the CPU by trace name; dimension 0 is the position. `logits` [n, vocab] fp32
+        comes last of the backbone. Dimension 0 of what follows, the `draft.*` tensors of one
+        pass anchored at the last token, is the row of the block, and `last` does not apply;
+        `draft.context` belongs to the positions before the anchor.
     Raises:
         RequestError: no token, an id outside the vocabulary, or too many tokens.
     """
@@ -89,11 +100,13 @@ def trace_tokens(
         num_blocks=num_blocks,
         max_num_seqs=1,
         max_num_tokens=size,
+        has_drafter=loaded.drafter is not None,
     )
     caches = loaded.backbone.create_caches(geometry)
     device = backend.runtime.device
     recorder, logits = _Recorder(observer), []
-    history_len = max(config.engram_max_ngram_size - 1, 1)
+    context, block = _Recorder(observer), _Recorder(observer)
+    history_len = config.history_len
 
     def one(value: int) -> Tensor:
         return torch.tensor([value], device=device)
@@ -114,15 +127,35 @@ def trace_tokens(
             max_query_len=len(part),
             max_key_len=start + len(part),
         )
-        logits.append(loaded.backbone.forward(batch, caches, recorder))
+        plan = loaded.backbone.plan(batch, geometry)
+        state = loaded.backbone.run(plan, caches, recorder)
+        logits.append(loaded.backbone.head(state, batch.logits_rows, recorder))
+        if loaded.drafter is not None:
+            # The anchor is the last token: its row is no context yet.
+            accepted = one(min(len(part), len(ids) - 1 - start))
+            loaded.drafter.inject(state, plan, accepted, caches, context)
+
+    def draft(drafter: Drafter) -> None:
+        batch = DraftBatch(
+            anchor_ids=one(ids[-1]),
+            anchor_positions=one(len(ids) - 1),
+            seq_slots=one(0),
+            floors=one(0),
+            valid=torch.ones(1, dtype=torch.bool, device=device),
+        )
+        drafter.draft(batch, caches, trace=block)
 
     stream = backend.runtime.compute_stream
     for start in range(0, len(ids), size):
         stream.enqueue(partial(run, start))
+    if loaded.drafter is not None:
+        stream.enqueue(partial(draft, loaded.drafter))
     stream.synchronize()
     recorder.pieces["logits"] = logits
     first = 0 if last is None else max(0, len(ids) - last)
-    return {
-        name: torch.cat(pieces)[first:].cpu().contiguous()
-        for name, pieces in recorder.pieces.items()
-    }
+    parts = (
+        recorder.joined(first, len(ids)),
+        context.joined(first, len(ids) - 1),
+        block.joined(0, None),
+    )
+    return {name: value for part in parts for name, value in part.items()}

@@ -44,6 +44,13 @@ class StreamDetokenizer:
             return ""
         return self._decoder.decode(self._tokenizer.token_bytes(token_id))
 
+    def push_all(self, token_ids: Iterable[int]) -> str:
+        """The text that these tokens complete, as if pushed one after another, but cheaper."""
+        spell, is_special = self._tokenizer.token_bytes, self._tokenizer.is_special
+        if self._skip_special_tokens:
+            token_ids = [token_id for token_id in token_ids if not is_special(token_id)]
+        return self._decoder.decode(b"".join(map(spell, token_ids)))
+
     def flush(self) -> str:
         """End the answer: drops an incomplete character and returns "" (nothing else is held)."""
         self._decoder.reset()
@@ -55,5 +62,4 @@ def decode_tokens(
 ) -> str:
     """The text of tokens, by the rules of `StreamDetokenizer`."""
     detokenizer = StreamDetokenizer(tokenizer, skip_special_tokens=skip_special_tokens)
-    text = "".join([detokenizer.push(token_id) for token_id in token_ids])
-    return text + detokenizer.flush()
+    return detokenizer.push_all(token_ids) + detokenizer.flush()

@@ -21,7 +21,7 @@ GOLDEN = Path(__file__).parents[1] / "data" / "golden" / "tiny_a" / "checkpoint"
 @pytest.mark.parametrize("kind", [StepKind.PREFILL, StepKind.DECODE])
 def test_no_call_of_the_model_is_refused(numerics: Numerics, kind: StepKind) -> None:
     backend = checked(load_backend(BackendConfig("reference", numerics, {"runtime": "inline"})))
-    loaded = load_model(GOLDEN, backend, max_positions=128)
+    loaded = load_model(GOLDEN, backend, max_positions=128, with_drafter=True)
     ids = [3 + 5 * i % 90 for i in range(34)]
     tensors = trace_tokens(loaded, backend, ids, kind=kind, chunk=16, last=4, max_len=128)
     assert tensors["logits"].isfinite().all()

@@ -37,17 +37,35 @@ class Fixture(NamedTuple):
     backend: Backend
 
 
-@pytest.fixture(scope="module")
-def backend_name(request: pytest.FixtureRequest) -> str:
-    """The backend under test, one that computes exact fp32: `--backend`, else the reference."""
-    name: str = request.config.getoption("--backend")
-    return name
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    """Tiny matrices are faster without helpers, and helpers that wait for a core are slow."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture(
+    scope="module",
+    params=[("reference", {}), ("ascend950", {"emulated": True})],
+    ids=["reference", "ascend950-emulated"],
+)
+def config(request: pytest.FixtureRequest) -> BackendConfig:
+    """Every backend that computes exact fp32, or the one that `--backend` names."""
+    name, options = request.param
+    chosen: str | None = request.config.getoption("--backend")
+    if chosen is not None:
+        if name != "reference":
+            pytest.skip(f"--backend {chosen} takes the place of all others")
+        name = chosen
+    return BackendConfig(name, Numerics.EXACT, options)
 
 
 @pytest.fixture(scope="module", params=["tiny_a", "tiny_b"])
-def golden(request: pytest.FixtureRequest, backend_name: str) -> Iterator[Fixture]:
+def golden(request: pytest.FixtureRequest, config: BackendConfig) -> Iterator[Fixture]:
     folder = GOLDEN / request.param
-    backend = load_backend(BackendConfig(backend_name, Numerics.EXACT))
+    backend = load_backend(config)
     loaded = load_model(folder / "checkpoint", backend, max_positions=512)
     cases = json.loads((folder / "cases.json").read_text())
     yield Fixture(folder, cases, load_file(folder / "cases.safetensors"), loaded, backend)
@@ -112,8 +130,11 @@ def test_token_by_token_decoding_gives_the_golden_values(golden: Fixture) -> Non
 
 
 @pytest.mark.parametrize("numerics", list(Numerics))
-def test_chunking_and_decoding_change_no_bit(backend_name: str, numerics: Numerics) -> None:
-    backend = load_backend(BackendConfig(backend_name, numerics))
+def test_chunking_and_decoding_change_no_bit(
+    request: pytest.FixtureRequest, numerics: Numerics
+) -> None:
+    name = request.config.getoption("--backend") or "reference"
+    backend = load_backend(BackendConfig(name, numerics))
     folder = GOLDEN / "tiny_a"
     loaded = load_model(folder / "checkpoint", backend, max_positions=512)
     ids = json.loads((folder / "cases.json").read_text())["cases"][-2]["prompt_ids"]

@@ -622,3 +622,34 @@ def test_the_group_of_one_moves_nothing(runtime: ReferenceRuntime) -> None:
 def test_all_to_all_wants_one_entry_for_each_rank(runtime: ReferenceRuntime) -> None:
     with pytest.raises(ContractError, match=r"shape \[2\], expected \[1, \.\.\.\]"):
         runtime.cpu_group.all_to_all(torch.zeros(2))
+
+
+def test_timed_events_tell_when_the_work_before_them_ended(runtime: ReferenceRuntime) -> None:
+    stream = runtime.compute_stream
+    begin = stream.record_event(timed=True)
+    stream.enqueue(lambda: time.sleep(0.02))
+    end = stream.record_event(timed=True)
+    end.synchronize()
+    assert end.time_us - begin.time_us >= 20_000
+    assert end.time_us <= runtime.now_us()
+
+
+def test_a_timed_event_of_an_idle_stream_happens_when_recorded(runtime: ReferenceRuntime) -> None:
+    runtime.compute_stream.enqueue(nothing)
+    runtime.compute_stream.synchronize()
+    before_us = runtime.now_us()
+    event = runtime.compute_stream.record_event(timed=True)
+    event.synchronize()
+    assert before_us <= event.time_us <= runtime.now_us()
+
+
+def test_times_that_are_not_known_are_refused(
+    threaded: ReferenceRuntime, gate: threading.Event
+) -> None:
+    with pytest.raises(ContractError, match="timed=True"):
+        _ = threaded.compute_stream.record_event().time_us
+    threaded.compute_stream.enqueue(wait_for(gate))
+    late = threaded.compute_stream.record_event(timed=True)
+    with pytest.raises(ContractError, match="has not happened"):
+        _ = late.time_us
+    gate.set()

@@ -31,11 +31,15 @@ from deepinfer.device.ops import (
     norm,
     quant,
     sampling,
+    spec,
     state,
 )
-from deepinfer.device.ops.mhc import MhcMix
+from deepinfer.device.ops.mhc import MhcBoundary, MhcMix
 from deepinfer.device.ops.moe import Routing
 from deepinfer.device.ops.sampling import LogitControls, Logprobs, SampleParams
+from deepinfer.device.ops.spec import DraftPlan
+from deepinfer.device.ops.state import NEWCOMER, StepResults
+from deepinfer.device.runtime import StepKind
 from deepinfer_conformance.bench import Bench
 from deepinfer_conformance.cases import op_cases
 from deepinfer_conformance.locate import locate
@@ -131,8 +135,55 @@ def _next_expert(routing: Routing) -> Routing:
     return routing._replace(ids=(routing.ids + 1) % 6)
 
 
+def _none_accepted(results: StepResults) -> StepResults:
+    return results._replace(num_accepted=torch.zeros_like(results.num_accepted))
+
+
+def _last_key_hidden(plan: DraftPlan) -> DraftPlan:
+    return plan._replace(read=_drop_last(plan.read))
+
+
 def _unnormed_ratio(spec: OpSpec[..., Any]) -> Mutant:
     return _with(spec, "eps-wrong", eps=lambda eps: eps + 1e-3)
+
+
+def _boundary(name: str, change: Callable[[Function, dict[str, Any]], MhcBoundary]) -> Mutant:
+    """A boundary that gets all its arguments by name."""
+
+    def mutate(function: Function) -> Function:
+        def mhc_boundary(*args: Any, **kwargs: Any) -> MhcBoundary:  # noqa: ANN401
+            return change(function, _bound(mhc.mhc_boundary, args, kwargs))
+
+        mhc_boundary.__signature__ = mhc.mhc_boundary.signature  # type: ignore[attr-defined]
+        return mhc_boundary
+
+    return Mutant(mhc.mhc_boundary, name, mutate)
+
+
+def _own_pre(function: Function, bound: dict[str, Any]) -> MhcBoundary:
+    """Collapses with the pre it has just computed, which belongs to the sublayer after next."""
+    right: MhcBoundary = function(**bound)
+    moved = bound["mix"]._replace(pre=right.mix.pre)
+    wrong: MhcBoundary = function(**{**bound, "mix": moved})
+    return right._replace(x=wrong.x)
+
+
+def _post_of_the_next(function: Function, bound: dict[str, Any]) -> MhcBoundary:
+    """Expands with the mixing of the next sublayer."""
+    right: MhcBoundary = function(**bound)
+    wrong: MhcBoundary = function(**{**bound, "mix": right.mix._replace(pre=bound["mix"].pre)})
+    return wrong
+
+
+def _without_candidates(function: Function) -> Function:
+    """The second level of the selection left out: a layer searches everything."""
+
+    def index_select(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+        bound = _bound(indexer.index_select, args, kwargs)
+        return function(**{**bound, "candidates": None})
+
+    index_select.__signature__ = indexer.index_select.signature  # type: ignore[attr-defined]
+    return index_select
 
 
 def _next_position(params: SampleParams) -> SampleParams:
@@ -201,8 +252,14 @@ MUTANTS: tuple[Mutant, ...] = (
     _with(mhc.mhc_mix, "one-iteration-missing", num_iters=lambda n: max(1, n - 1)),
     _with(mhc.mhc_mix, "eps-ignored", hc_eps=lambda eps: 0.0),
     _after(mhc.mhc_mix, "comb-transposed", _transposed),
+    _with(mhc.mhc_collapse, "streams-swapped", pre=_shift_columns),
     _with(mhc.mhc_collapse_norm, "streams-swapped", pre=_shift_columns),
     _with(mhc.mhc_expand, "comb-transposed", comb=lambda c: c.transpose(1, 2)),
+    _boundary("own-pre", _own_pre),
+    _boundary("next-mixing", _post_of_the_next),
+    Mutant(indexer.index_select, "candidates-ignored", _without_candidates),
+    _with(attention.rope, "cos-and-sin-swapped", rope_table=_swap_gates),
+    _with(moe.moe_gate, "scale-twice", route_scale=lambda scale: scale * scale),
     _with(moe.moe_gate, "bias-ignored", bias=torch.zeros_like),
     _after(moe.moe_gate, "route-scale-dropped", _renormalised),
     _with(moe.moe_dispatch, "experts-swapped", routing=_next_expert),
@@ -231,6 +288,18 @@ MUTANTS: tuple[Mutant, ...] = (
     _with(sampling.count_tokens, "slot-aliased", slots=_shift_slots),
     _after(sampling.token_logprobs, "rank-from-zero", _rank_from_zero),
     _after(sampling.finite_rows, "inverted", torch.logical_not),
+    _with(state.correct_inputs, "remap-skipped", remap=lambda r: torch.full_like(r, NEWCOMER)),
+    _with(state.correct_inputs, "accepted-ignored", results=_none_accepted),
+    _with(state.correct_inputs, "limits-ignored", limits=lambda x: x + 100),
+    _with(state.next_inputs, "accepted-ignored", num_accepted=torch.zeros_like),
+    _with(state.next_inputs, "as-prefill", kind=lambda kind: StepKind.PREFILL),
+    _with(spec.draft_context, "rejected-written", num_accepted=lambda n: n + 1),
+    _with(spec.draft_context, "ring-too-large", ring=lambda ring: ring + 1),
+    _with(spec.draft_plan, "anchor-off-by-one", anchor_positions=lambda p: (p - 1).clamp_min(0)),
+    _with(spec.draft_plan, "floors-ignored", floors=torch.zeros_like),
+    _after(spec.draft_plan, "causal-in-the-block", _last_key_hidden),
+    _with(spec.draft_confidence, "temperature-ignored", temperature=torch.ones_like),
+    _with(spec.draft_confidence, "features-ignored", features=torch.zeros_like),
     _with(state.row_layout, "context-stale", context_lens=lambda c: (c - 1).clamp_min(0)),
     _with(state.window_plan, "floors-ignored", floors=torch.zeros_like),
     _with(state.window_plan, "slots-ignored", seq_slots=lambda s: torch.arange(len(s))),
@@ -242,10 +311,13 @@ MUTANTS: tuple[Mutant, ...] = (
 def _mutated(backend: ReferenceBackend, mutant: Mutant) -> ReferenceBackend:
     """The backend with one op replaced; composite ops are built from what is there then."""
     table = OpTable("mutant", device="cpu", dtype="any")
-    for spec in load_all().values():
-        if spec.compose is None:
-            function = backend.ops[spec]
-            table.implements(spec)(mutant.mutate(function) if spec is mutant.spec else function)
+    for op in load_all().values():
+        if op.compose is None:
+            function = backend.ops[op]
+            table.implements(op)(mutant.mutate(function) if op is mutant.spec else function)
+    if mutant.spec.compose is not None:
+        # A backend that has the composite as one op of its own, and has it wrong.
+        table.implements(mutant.spec)(mutant.mutate(mutant.spec.compose(table)))
     backend.ops = table
     return backend
 
@@ -278,10 +350,18 @@ def test_mutant_of_a_part_is_caught_in_the_composite() -> None:
     assert not run_case(wrong, case, None).passed
 
 
+def test_markov_bias_of_another_token_is_caught() -> None:
+    mutant = next(m for m in MUTANTS if m.spec is quant.embed)
+    config = BackendConfig("reference", Numerics.EXACT, {"runtime": "inline"})
+    wrong = _mutated(ReferenceBackend(config), mutant)
+    case = op_cases("ops/spec/markov_step:exact,control")[0]
+    assert not run_case(wrong, case, None).passed
+
+
 def test_mutants_cover_every_primitive_op() -> None:
     seen_through_others = {"engram_fetch_wait"}
     mutated = {mutant.spec.name for mutant in MUTANTS} | seen_through_others
-    primitive = {spec.name for spec in load_all().values() if spec.compose is None}
+    primitive = {op.name for op in load_all().values() if op.compose is None}
     assert primitive <= mutated
 
 
@@ -291,8 +371,14 @@ def recordings() -> dict[object, object]:
     return {}
 
 
-# Every mistake in an op that the model calls; sampling is not part of a traced sequence.
-TRACED = [mutant for mutant in MUTANTS if mutant.spec.family != "sampling"]
+# Every mistake in an op that the backbone calls; sampling, drafts and the correction of steps in
+# flight are not part of a traced sequence.
+TRACED = [
+    mutant
+    for mutant in MUTANTS
+    if mutant.spec.family not in ("sampling", "spec")
+    and mutant.spec not in (state.correct_inputs, state.next_inputs, mhc.mhc_collapse)
+]
 # Mistakes that a sequence of text tokens, its first prefill and decode steps cannot show.
 NO_DIVERGENCE: set[str] = set()
 

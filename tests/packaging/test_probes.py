@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from deepinfer.device.probe import Finding, Probe, find_package
-from deepinfer_ascend950.probe import probe_ascend950
+from deepinfer_ascend950.probe import probe_ascend950, probe_emulation
 from deepinfer_cuda_sm100.plugin import deepinfer_probe
 from deepinfer_cuda_sm100.probe import probe_cuda_sm100, probe_interpreter
 
@@ -142,9 +142,20 @@ def test_cuda_probe_tells_a_cuda_build_of_torch_by_its_library(
 
 def test_ascend_probe_names_every_missing_piece(tmp_path: Path, no_packages: None) -> None:
     probe = probe_ascend950(tmp_path, {})
-    assert len(probe.reasons) == 4
-    for piece in ("no kernels yet", "/davinci0", "CANN toolkit", "package torch_npu"):
+    assert len(probe.reasons) == 3
+    for piece in ("/davinci0", "CANN toolkit", "package torch_npu"):
         assert reason_about(probe, piece)
+
+
+def test_emulation_of_ascend_needs_torch_only(no_packages: None) -> None:
+    assert "package torch " in reason_about(probe_emulation(), "torch")
+
+
+def test_emulation_of_ascend_says_what_it_is() -> None:
+    probe = probe_emulation()
+    assert probe.available
+    assert "emulating" in probe.device
+    assert set(probe.versions) == {"torch"}
 
 
 @pytest.mark.parametrize("library", ["lib64/libascendcl.so", "aarch64-linux/lib64/libascendcl.so"])

@@ -55,6 +55,14 @@ def test_wheel_holds_the_bundled_checkpoint_with_its_notices(names: list[str], r
     assert {"config.json", "THIRD_PARTY_NOTICES"} <= packed
 
 
+def test_wheel_holds_the_texts_and_tasks_of_eval_with_their_notices(
+    names: list[str], root: Path
+) -> None:
+    packed = packed_files(names, "deepinfer/evaluation/data/")
+    assert packed == data_files(root / "deepinfer/evaluation/data")
+    assert {"THIRD_PARTY_NOTICES", "tasks/recall.jsonl", "heldout/zh_tang.txt"} <= packed
+
+
 def test_wheel_marks_its_packages_as_typed(names: list[str]) -> None:
     assert {f"{package}/py.typed" for package in TOP_LEVEL} <= set(names)
 

@@ -21,6 +21,7 @@ from deepinfer.device.ops import (
     norm,
     quant,
     sampling,
+    spec,
 )
 from deepinfer.device.ops.mhc import MhcWeights
 from deepinfer.device.samples import draws
@@ -80,6 +81,12 @@ def _mhc_mix(backend: Backend, generator: torch.Generator) -> RowsFunction:
     weights = MhcWeights(fn, draws.normal(generator, 3), draws.normal(generator, mixes))
     run = backend.ops[mhc.mhc_mix]
     return lambda rows: run(streams[rows], weights, norm_eps=1e-6, hc_eps=1e-6, num_iters=20)
+
+
+def _mhc_collapse(backend: Backend, generator: torch.Generator) -> RowsFunction:
+    streams = _draw(backend, generator, ROWS, STREAMS, WIDTH)
+    pre = torch.rand((ROWS, STREAMS), generator=generator)
+    return lambda rows: (backend.ops[mhc.mhc_collapse](streams[rows], pre[rows]),)
 
 
 def _mhc_collapse_norm(backend: Backend, generator: torch.Generator) -> RowsFunction:
@@ -239,6 +246,26 @@ def _token_logprobs(backend: Backend, generator: torch.Generator) -> RowsFunctio
     return lambda rows: backend.ops[sampling.token_logprobs](logits[rows], ids[rows], 3)
 
 
+def _markov_step(backend: Backend, generator: torch.Generator) -> RowsFunction:
+    vocab, rank = GATE_WIDTH, 40
+    base = draws.normal(generator, ROWS, vocab)
+    tokens = draws.integers(generator, vocab, ROWS)
+    matrix = draws.matrix(generator, vocab, rank, WeightFormat.BF16)
+    table, head = backend.pack_embedding(matrix), backend.pack_linear([matrix])
+    return lambda rows: backend.ops[spec.markov_step](base[rows], tokens[rows], table, head)
+
+
+def _draft_confidence(backend: Backend, generator: torch.Generator) -> RowsFunction:
+    rank = 40
+    hidden = _draw(backend, generator, ROWS, WIDTH)
+    features = _draw(backend, generator, ROWS, rank)
+    matrix = draws.matrix(generator, 1, WIDTH + rank, WeightFormat.BF16)
+    weight = backend.pack_linear([matrix])
+    scales = 0.5 + torch.rand(ROWS, generator=generator)
+    run = backend.ops[spec.draft_confidence]
+    return lambda rows: run(hidden[rows], features[rows], weight, scales[rows])
+
+
 CASES: dict[str, Build] = {
     "linear-bf16": _linear(WeightFormat.BF16),
     "linear-fp8": _linear(WeightFormat.FP8_TILE32),
@@ -246,6 +273,7 @@ CASES: dict[str, Build] = {
     "grouped_linear": _grouped_linear,
     "rmsnorm": _rmsnorm,
     "mhc_mix": _mhc_mix,
+    "mhc_collapse": _mhc_collapse,
     "mhc_collapse_norm": _mhc_collapse_norm,
     "mhc_expand": _mhc_expand,
     "sparse_attention-heads=3": _attention(3),
@@ -257,6 +285,8 @@ CASES: dict[str, Build] = {
     "swiglu": _swiglu,
     "engram_inject": _engram_inject,
     "compress_pair": _compress_pair,
+    "markov_step": _markov_step,
+    "draft_confidence": _draft_confidence,
     "token_logprobs": _token_logprobs,
 }
 

@@ -32,6 +32,7 @@ from deepinfer_reference.ops import (
     norm,
     quant,
     sampling,
+    spec,
     state,
 )
 from deepinfer_reference.runtime import ReferenceRuntime, RuntimeMode
@@ -44,7 +45,7 @@ def build_op_table(numerics: Numerics) -> OpTable:
     dtype = "float32" if numerics is Numerics.EXACT else "bfloat16"
     table = OpTable("reference", device="cpu", dtype=dtype)
     for family in (
-        attention, compress, engram, indexer, kv, mhc, moe, norm, quant, sampling, state,
+        attention, compress, engram, indexer, kv, mhc, moe, norm, quant, sampling, spec, state,
     ):  # fmt: skip
         family.register(table)
     return table

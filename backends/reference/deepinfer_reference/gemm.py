@@ -61,7 +61,7 @@ def padded_matmul(x: Tensor, matrix: Tensor) -> Tensor:
     if x.shape[0] == 0:
         return x.new_zeros((0, width))
     if width % _COLUMN_TILE:
-        # No matrix of the family comes here; one that does is copied in every call.
+        # Copied in every call; of the family's matrices only the confidence head comes here.
         widened = pad(matrix, (0, -width % _COLUMN_TILE))
         return padded_matmul(x, widened)[:, :width].contiguous()
     padded = pad_rows(x)

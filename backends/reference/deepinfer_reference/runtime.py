@@ -18,7 +18,7 @@ from deepinfer.device.errors import CapabilityError, ContractError
 from deepinfer.device.runtime import MemoryFacts
 from deepinfer_reference.graph import ReferenceGraph
 from deepinfer_reference.groups import SingleGroup
-from deepinfer_reference.streams import HoldPolicy, InlineStream, ThreadStream
+from deepinfer_reference.streams import HoldPolicy, InlineStream, ThreadStream, host_time_us
 
 _MEMINFO = Path("/proc/meminfo")
 _CGROUP = Path("/sys/fs/cgroup")
@@ -103,6 +103,10 @@ class ReferenceRuntime:
     def poisons_released(self) -> bool:
         """True in adversarial mode."""
         return self._mode is RuntimeMode.ADVERSARIAL
+
+    def now_us(self) -> float:
+        """Time of the process's performance counter."""
+        return host_time_us()
 
     def new_stream(self, name: str) -> ThreadStream | InlineStream:
         """A further stream; it is closed with the runtime."""

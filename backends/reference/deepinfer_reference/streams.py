@@ -12,6 +12,7 @@ import atexit
 import logging
 import random
 import threading
+import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -52,6 +53,27 @@ class HoldPolicy:
                 f"HoldPolicy: max_held {self.max_held} and max_queries {self.max_queries} must "
                 "be at least 1; use the thread mode for work that is not held back"
             )
+
+
+def host_time_us() -> float:
+    """Microseconds of the process's performance counter."""
+    return time.perf_counter_ns() / 1000
+
+
+@dataclass(slots=True)
+class EventTime:
+    """When a timed event happened; None until it has."""
+
+    time_us: float | None = None
+
+
+def known_time_us(time: EventTime | None) -> float:
+    """The time of an event, or an error that says why there is none."""
+    if time is None:
+        raise ContractError("time_us of an event recorded without a time; pass timed=True")
+    if time.time_us is None:
+        raise ContractError("time_us of an event that has not happened; synchronize it first")
+    return time.time_us
 
 
 def even_threads(available: int) -> int:
@@ -95,10 +117,18 @@ class StreamFailure:
 class ThreadEvent:
     """A ticket of one stream; stays usable after the stream is closed."""
 
-    def __init__(self, executor: _Executor, ticket: int, num_false_answers: int) -> None:
+    def __init__(
+        self, executor: _Executor, ticket: int, num_false_answers: int, time: EventTime | None
+    ) -> None:
         self._executor = executor
         self._ticket = ticket
         self._num_false_answers = num_false_answers
+        self._time = time
+
+    @property
+    def time_us(self) -> float:
+        """When the work before the event had finished, or when the event was recorded if later."""
+        return known_time_us(self._time)
 
     def query(self) -> bool:
         """True when the work before the event has finished; raises what that work raised.
@@ -145,6 +175,7 @@ class _Executor:
         self._num_finished = 0
         self._failure: StreamFailure | None = None
         self._failed_ticket = 0
+        self._timed: dict[int, list[EventTime]] = {}
         self._is_closing = False
         self._is_abandoned = False
         self._thread = threading.Thread(
@@ -169,12 +200,17 @@ class _Executor:
         if overflow and not self.is_own_thread():
             self.wait(overflow)
 
-    def record(self) -> ThreadEvent:
+    def record(self, *, timed: bool) -> ThreadEvent:
         """An event after everything submitted so far."""
         with self._changed:
             self._require_open()
             num_false = self._random.randint(1, self._hold.max_queries) if self._hold else 0
-            return ThreadEvent(self, self._num_enqueued, num_false)
+            time = EventTime() if timed else None
+            if time is not None and self._num_finished >= self._num_enqueued:
+                time.time_us = host_time_us()
+            elif time is not None:
+                self._timed.setdefault(self._num_enqueued, []).append(time)
+            return ThreadEvent(self, self._num_enqueued, num_false, time)
 
     def is_finished(self, ticket: int) -> bool:
         """True when the first `ticket` pieces have finished or were skipped."""
@@ -283,6 +319,8 @@ class _Executor:
                 del item  # an idle stream must not keep the tensors of its last work alive
                 with self._changed:
                     self._num_finished += 1
+                    for time in self._timed.pop(self._num_finished, ()):
+                        time.time_us = host_time_us()
                     if self._failure is None and failure is not None:
                         self._failure = failure
                         self._failed_ticket = self._num_finished
@@ -348,9 +386,9 @@ class ThreadStream:
         """Queue `work` and return; in adversarial mode a full queue first runs older work."""
         self._executor.submit(work)
 
-    def record_event(self) -> ThreadEvent:
+    def record_event(self, *, timed: bool = False) -> ThreadEvent:
         """An event after everything enqueued so far; fails if that work fails."""
-        return self._executor.record()
+        return self._executor.record(timed=timed)
 
     def wait_event(self, event: Event) -> None:
         """Let later work wait for an event of this or another stream of the runtime.
@@ -383,6 +421,14 @@ class ThreadStream:
 class InlineEvent:
     """An event of an inline stream: it has always happened."""
 
+    def __init__(self, time: EventTime | None) -> None:
+        self._time = time
+
+    @property
+    def time_us(self) -> float:
+        """When it was recorded."""
+        return known_time_us(self._time)
+
     def query(self) -> bool:
         """True."""
         return True
@@ -404,10 +450,10 @@ class InlineStream:
         with torch.no_grad(), limited_threads():
             work()
 
-    def record_event(self) -> InlineEvent:
+    def record_event(self, *, timed: bool = False) -> InlineEvent:
         """An event that has happened."""
         self._require_open()
-        return InlineEvent()
+        return InlineEvent(EventTime(host_time_us()) if timed else None)
 
     def wait_event(self, event: Event) -> None:
         """Wait for `event` here; returns at once for events of inline streams."""

@@ -67,20 +67,30 @@ def mhc_mix(
     return MhcMix(result(pre, m), result(post, m), result(comb, m, m))
 
 
-def mhc_collapse_norm(streams: Tensor, pre: Tensor, weight: CanonicalVector, eps: float) -> Tensor:
-    """Row by row; the collapse is rounded before the norm; [T, D] in the streams' dtype."""
-    rows, m, width = streams.shape
-    weights = stored.vector(weight)
-    shares = stored.matrix(pre)
-    result = []
-    for token, streams_of in enumerate(streams.double().tolist()):
-        collapsed = [
-            numbers.to_activation(
-                math.fsum(shares[token][i] * streams_of[i][d] for i in range(m)), streams
-            )
+def _collapsed(streams: Tensor, pre: Tensor) -> Matrix:
+    """Rows of weighted sums, rounded to the activation dtype."""
+    _, m, width = streams.shape
+    return [
+        [
+            numbers.to_activation(math.fsum(shares[i] * row[i][d] for i in range(m)), streams)
             for d in range(width)
         ]
-        result.append(normalised(collapsed, weights, eps))
+        for shares, row in zip(stored.matrix(pre), streams.double().tolist(), strict=True)
+    ]
+
+
+def mhc_collapse(streams: Tensor, pre: Tensor) -> Tensor:
+    """Row by row; [T, D] in the streams' dtype."""
+    rows, _, width = streams.shape
+    summed = torch.tensor(_collapsed(streams, pre), dtype=torch.float64)
+    return summed.view(rows, width).to(streams.dtype)
+
+
+def mhc_collapse_norm(streams: Tensor, pre: Tensor, weight: CanonicalVector, eps: float) -> Tensor:
+    """Row by row; the collapse is rounded before the norm; [T, D] in the streams' dtype."""
+    rows, _, width = streams.shape
+    weights = stored.vector(weight)
+    result = [normalised(row, weights, eps) for row in _collapsed(streams, pre)]
     return torch.tensor(result, dtype=torch.float64).view(rows, width).to(streams.dtype)
 
 

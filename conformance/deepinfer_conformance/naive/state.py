@@ -5,7 +5,14 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from deepinfer.device.ops.state import CompressPlan, RowLayout, WindowPlan
+from deepinfer.device.ops.state import (
+    CompressPlan,
+    NextInputs,
+    RowLayout,
+    StepInputs,
+    StepResults,
+    WindowPlan,
+)
 from deepinfer.device.runtime import StepKind
 
 
@@ -34,6 +41,49 @@ def row_layout(query_lens: Tensor, context_lens: Tensor, num_rows: int) -> RowLa
         torch.tensor([row < num_valid for row in range(num_rows)], dtype=torch.bool),
         _index(starts),
     )
+
+
+def correct_inputs(
+    host: StepInputs, limits: Tensor, remap: Tensor, results: StepResults
+) -> StepInputs:
+    """Request by request: what it goes on from, then its tokens."""
+    tokens, query_lens, context_lens, history = [], [], [], []
+    first = 0
+    for seq, (length, q) in enumerate(zip(host.query_lens.tolist(), remap.tolist(), strict=True)):
+        fed = host.input_ids.tolist()[first : first + length]
+        context, before = int(host.context_lens[seq]), host.history[seq].tolist()
+        first += length
+        if q >= 0:
+            newest = results.token_ids[q].tolist()[int(results.num_accepted[q])]
+            fed = [newest, *results.draft_ids[q].tolist()]
+            context, before = int(results.context_lens[q]), results.history[q].tolist()
+        length = max(0, min(length, int(limits[seq]) - context))
+        tokens += fed[:length]
+        query_lens.append(length)
+        context_lens.append(context)
+        history.append(before)
+    padding = [0] * (host.input_ids.shape[0] - len(tokens))
+    return StepInputs(
+        _index(tokens + padding),
+        _index(query_lens),
+        _index(context_lens),
+        torch.tensor(history, dtype=torch.int64).view_as(host.history),
+    )
+
+
+def next_inputs(
+    inputs: StepInputs, seqs: Tensor, num_accepted: Tensor, *, kind: StepKind
+) -> NextInputs:
+    """The tokens that stay, appended to the history before them."""
+    context_lens, history = [], []
+    for seq, accepted in zip(seqs.tolist(), num_accepted.tolist(), strict=True):
+        first, length = int(inputs.query_lens[:seq].sum()), int(inputs.query_lens[seq])
+        kept = min(length, 1 + accepted) if kind is StepKind.DECODE else length
+        past = inputs.history[seq].tolist() + inputs.input_ids.tolist()[first : first + kept]
+        context_lens.append(int(inputs.context_lens[seq]) + kept)
+        history.append(past[kept:])
+    shape = (len(context_lens), inputs.history.shape[1])
+    return NextInputs(_index(context_lens), torch.tensor(history, dtype=torch.int64).view(shape))
 
 
 def window_plan(

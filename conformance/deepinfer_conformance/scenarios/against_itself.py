@@ -1,4 +1,4 @@
-"""What must not change a backend's answers: chunks, company, preemption, cut answers, seeds."""
+"""What must not change a backend's answers: chunks, company, preemption, depth, cuts, seeds."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def suite_cases() -> Iterator[SuiteCase]:
         "preemption": _preempted,
         "trace-chunks": _trace_chunks,
     }
-    core: dict[str, _Check] = {"stop": _stopped, "seeds": _seeds}
+    core: dict[str, _Check] = {"stop": _stopped, "seeds": _seeds, "async-depth": _depths}
     for numerics in Numerics:
         for checks, profile in ((invariant, BATCH_INVARIANT), (core, CORE)):
             for name, check in checks.items():
@@ -123,6 +123,20 @@ def _stopped(bench: Bench, numerics: Numerics) -> list[str]:
         if found not in (expected, expected[:-1]):
             wrong.append(f"stop token {stop}: prompt {index} gave {found}, expected {expected}")
     return wrong
+
+
+def _depths(bench: Bench, numerics: Numerics) -> list[str]:
+    """Steps launched before the results they go on from are known give the same tokens.
+
+    All answers are equally long, so the steps of all depths hold the same rows.
+    """
+
+    def run(depth: int) -> list[RequestOutput]:
+        config = world_config(World.TRAINED, numerics, scheduler={"async_depth": depth})
+        return generate(bench, config, greedy())
+
+    plain = run(0)
+    return [line for depth in (1, 2) for line in _unlike(f"depth {depth}", plain, run(depth))]
 
 
 def _seeds(bench: Bench, numerics: Numerics) -> list[str]:

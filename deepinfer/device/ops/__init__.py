@@ -18,6 +18,7 @@ FAMILIES = (
     "norm",
     "quant",
     "sampling",
+    "spec",
     "state",
 )
 

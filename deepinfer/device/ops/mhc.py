@@ -66,6 +66,23 @@ def mhc_mix(
 
 
 @op(family="mhc", compare=Ulp())
+def mhc_collapse(streams: Tensor, pre: Tensor) -> Tensor:
+    """Weighted sum of the streams of each row.
+
+    Args:
+        streams: [T, M, D] activation dtype.
+        pre: [T, M] fp32; 1 / M everywhere gives the mean that a draft tap is.
+
+    Returns:
+        [T, D] activation dtype, fp32 arithmetic, one cast.
+
+    Contract: rows are independent; zero rows allowed.
+    Source: draft taps and the head input of DSpark.
+    """
+    raise NotImplementedError
+
+
+@op(family="mhc", compare=Ulp())
 def mhc_collapse_norm(streams: Tensor, pre: Tensor, weight: Tensor, eps: float) -> Tensor:
     """Collapse the streams with `pre` and normalise.
 

@@ -14,6 +14,94 @@ from deepinfer.device.comparison import Exact
 from deepinfer.device.op import op
 from deepinfer.device.runtime import StepKind
 
+NEWCOMER = -1
+"""Mark of a sequence that goes on from the host's numbers, not from a result in flight."""
+
+
+class StepInputs(NamedTuple):
+    """What a step is fed, as far as results of earlier steps can change it.
+
+    Attributes:
+        input_ids: [T] int64 tokens of all requests one after another, then padding of id 0.
+        query_lens: [R] int64 rows of each request; sum at most T.
+        context_lens: [R] int64 positions computed before this step.
+        history: [R, H] int64 tokens before each request's first row, oldest first; -1 none.
+    """
+
+    input_ids: Tensor
+    query_lens: Tensor
+    context_lens: Tensor
+    history: Tensor
+
+
+class StepResults(NamedTuple):
+    """Results that the host may not have seen yet, a row for each sequence that sampled.
+
+    Attributes:
+        token_ids: [Q, 1 + D] int64 accepted drafts, the token after them, then anything.
+        num_accepted: [Q] int64 in [0, D].
+        context_lens: [Q] int64 context of the sequence's next step.
+        history: [Q, H] int64 history of its next step.
+        draft_ids: [Q, D] int64 drafts to verify in its next step.
+    """
+
+    token_ids: Tensor
+    num_accepted: Tensor
+    context_lens: Tensor
+    history: Tensor
+    draft_ids: Tensor
+
+
+@op(family="state", compare=Exact())
+def correct_inputs(
+    host: StepInputs, limits: Tensor, remap: Tensor, results: StepResults
+) -> StepInputs:
+    """The true inputs of a step that the host built before it knew the results it goes on from.
+
+    For request r with q = remap[r]:
+    1. a newcomer keeps its context, history and tokens; any other takes context and history
+       from row q, and its tokens are token_ids[q, num_accepted[q]], then draft_ids[q];
+    2. query_lens[r] = host.query_lens[r] limited to limits[r] - context, at least 0;
+    3. the tokens of all requests, each cut to its query length, are laid out anew.
+
+    Args:
+        host: exact for newcomers; of the others only query_lens (at most 1 + D) counts.
+        limits: [R] int64 positions that may be computed at all.
+        remap: [R] int64 row of `results`, or NEWCOMER.
+        results: Q >= 1 rows.
+
+    Contract: everything that depends on lengths (rows, RoPE positions, cache slots, visible
+    entries) is derived from the result by `row_layout` and the plans, never from the host's
+    numbers. R >= 1; T may be 0.
+    Source: ZO-5, ZO-6.
+    """
+    raise NotImplementedError
+
+
+class NextInputs(NamedTuple):
+    """Where sequences stand after a step: context_lens [N] and history [N, H] of their next."""
+
+    context_lens: Tensor
+    history: Tensor
+
+
+@op(family="state", compare=Exact())
+def next_inputs(
+    inputs: StepInputs, seqs: Tensor, num_accepted: Tensor, *, kind: StepKind
+) -> NextInputs:
+    """Context and history after a step, for the requests that sampled.
+
+    Rows that stay: all of a prefill chunk; of a decode step the token and its accepted drafts,
+    1 + num_accepted, and never more than the query length.
+
+    Args:
+        inputs: the step's true inputs.
+        seqs: [N] int64 requests.
+        num_accepted: [N] int64 accepted drafts of each.
+        kind: of the step.
+    """
+    raise NotImplementedError
+
 
 class RowLayout(NamedTuple):
     """Which request and position each row has.

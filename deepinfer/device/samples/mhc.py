@@ -97,6 +97,43 @@ declare(
 declare_sample(mhc.mhc_mix, Sample("nan-row", _mix(edit=draws.with_nan_row), loose_rows=_LOOSE_MIX))
 
 
+def _sum(
+    rows: int = 4,
+    *,
+    streams: int = _STREAMS,
+    mean: bool = False,
+    edit: Edit = torch.clone,
+) -> Builder:
+    def build(generator: torch.Generator, numerics: Numerics) -> Arguments:
+        pre = _mixing(generator, rows, streams).pre
+        if mean:
+            pre = torch.full_like(pre, 1.0 / streams)
+        return {"streams": edit(_streams(generator, numerics, rows, streams)), "pre": pre}
+
+    return build
+
+
+declare(
+    mhc.mhc_collapse,
+    {
+        "control": _sum(),
+        "n=0": _sum(0),
+        "n=1": _sum(1),
+        "n=17": _sum(17),
+        "streams=1": _sum(streams=1),
+        "mean": _sum(mean=True),
+        "mean,streams=3": _sum(streams=3, mean=True),
+        "zero-row": _sum(edit=_zero_row),
+        "outlier-channel": _sum(edit=draws.with_outlier),
+        "strided": _sum(edit=draws.strided),
+    },
+)
+declare_sample(
+    mhc.mhc_collapse,
+    Sample("nan-row", _sum(edit=draws.with_nan_row), loose_rows={"out": (3,)}),
+)
+
+
 def _collapse(
     rows: int = 4,
     *,

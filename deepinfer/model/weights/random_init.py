@@ -14,9 +14,13 @@ import torch
 from deepinfer.device.weights import StoredTensor, stored_from_float
 from deepinfer.model.config import V41Config
 from deepinfer.model.weights.names import expected_tensors
-from deepinfer.model.weights.tensor_spec import TensorGroup, TensorKind, TensorSpec
+from deepinfer.model.weights.tensor_spec import (
+    BACKBONE_GROUPS,
+    TensorGroup,
+    TensorKind,
+    TensorSpec,
+)
 
-BACKBONE_GROUPS: frozenset[TensorGroup] = frozenset({TensorGroup.BACKBONE, TensorGroup.ENGRAM})
 ALL_GROUPS: frozenset[TensorGroup] = frozenset(TensorGroup)
 
 

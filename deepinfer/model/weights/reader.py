@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import warnings
-from collections.abc import Callable, Container
+from collections.abc import Callable, Collection, Container
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +15,12 @@ from deepinfer.device.weights import StoredTensor, WeightFormat
 from deepinfer.model.config import V41Config
 from deepinfer.model.weights.inventory import Inventory, take_inventory
 from deepinfer.model.weights.safetensors_file import TensorEntry
-from deepinfer.model.weights.tensor_spec import TensorGroup, TensorKind, TensorSpec
+from deepinfer.model.weights.tensor_spec import (
+    BACKBONE_GROUPS,
+    TensorGroup,
+    TensorKind,
+    TensorSpec,
+)
 
 _log = logging.getLogger(__name__)
 
@@ -27,7 +32,6 @@ _TORCH_DTYPES = {
     "F8_E8M0": torch.uint8,
     "I8": torch.int8,
 }
-_LOADED_BY_DEFAULT = (TensorGroup.BACKBONE, TensorGroup.ENGRAM)
 
 
 class CheckpointReader:
@@ -70,6 +74,7 @@ class CheckpointReader:
         self,
         select: Callable[[str], bool] | None = None,
         *,
+        groups: Collection[TensorGroup] = BACKBONE_GROUPS,
         owned_experts: Container[int] | None = None,
     ) -> dict[str, StoredTensor]:
         """Return the chosen tensors, in model order.
@@ -77,7 +82,8 @@ class CheckpointReader:
         Engram tables are mapped from the file and never read whole; all others are copied.
 
         Args:
-            select: names to load; None loads backbone and Engram, without drafter and vision.
+            select: names to load; None loads all of `groups`.
+            groups: parts of the model to load when no names are selected.
             owned_experts: ids of the backbone's routed experts to load; None loads all.
         Raises:
             CheckpointError: a file cannot be read in full any more.
@@ -85,7 +91,7 @@ class CheckpointReader:
         loaded: dict[str, StoredTensor] = {}
         for name in self.names():
             spec = self._inventory.specs[name]
-            if not (spec.group in _LOADED_BY_DEFAULT if select is None else select(name)):
+            if not (spec.group in groups if select is None else select(name)):
                 continue
             if _is_foreign_expert(spec, owned_experts):
                 continue

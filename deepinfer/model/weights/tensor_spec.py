@@ -29,6 +29,10 @@ class TensorGroup(enum.Enum):
     VISION = "vision"
 
 
+BACKBONE_GROUPS: frozenset[TensorGroup] = frozenset({TensorGroup.BACKBONE, TensorGroup.ENGRAM})
+"""What generates text on its own."""
+
+
 class TensorKind(enum.Enum):
     """What a tensor is used for; `inspect` counts by it."""
 

@@ -7,62 +7,24 @@ from pathlib import Path
 
 import pytest
 import torch
-from torch import Tensor
 
 from deepinfer.config import EngineConfig, override
-from deepinfer.device.backend import Backend
 from deepinfer.device.hookspecs import BackendConfig
-from deepinfer.device.registry import load_backend
+from deepinfer.device.overlay import checked
 from deepinfer.engine.llm_engine import LLMEngine
 from deepinfer.engine.outputs import RequestOutput
 from deepinfer.engine.sampling_params import SamplingParams
-from deepinfer.model.caches import CacheGeometry, ModelCaches
+from deepinfer.engine.worker import Worker
 from deepinfer.model.config import V41Config
-from deepinfer.model.step_batch import StepBatch
 from deepinfer.text.tokenizer import TextTokenizer
+from deepinfer_reference.backend import ReferenceBackend
+from deepinfer_reference.runtime import ReferenceRuntime, RuntimeMode
+from tests.backend.engine.scripted_model import Script, ScriptedModel
 
 GOLDEN = Path(__file__).parents[2] / "data/golden"
 MAX_STEPS = 3000
-PREFERRED = 20.0
 
-Script = Callable[[list[int]], int | Tensor]
 Asked = Mapping[str, tuple[str | list[int], SamplingParams]]
-
-
-class ScriptedModel:
-    """Chooses each next token by a script of the tokens before it; keeps real caches unused."""
-
-    def __init__(self, config: V41Config, backend: Backend, script: Script) -> None:
-        self._config, self._backend, self._script = config, backend, script
-        self._tokens: dict[int, list[int]] = {}
-
-    def create_caches(self, geometry: CacheGeometry) -> ModelCaches:
-        return ModelCaches(self._config, geometry, self._backend)
-
-    def forward(self, batch: StepBatch, caches: ModelCaches) -> Tensor:
-        before: list[list[int]] = []
-        first = 0
-        for slot, context, length in zip(
-            batch.seq_slots.tolist(),
-            batch.context_lens.tolist(),
-            batch.query_lens.tolist(),
-            strict=True,
-        ):
-            known = self._tokens.setdefault(slot, [])
-            known[context:] = batch.input_ids[first : first + length].tolist()
-            assert len(known) == context + length, "the engine skipped a position"
-            before += [known[: context + row + 1] for row in range(length)]
-            first += length
-        rows = [self._row(before[row]) for row in batch.logits_rows.tolist()]
-        return torch.stack(rows) if rows else torch.zeros(0, self._config.vocab_size)
-
-    def _row(self, known: list[int]) -> Tensor:
-        wanted = self._script(known)
-        if isinstance(wanted, Tensor):
-            return wanted
-        row = torch.zeros(self._config.vocab_size)
-        row[wanted] = PREFERRED
-        return row
 
 
 def engine_config(overrides: Mapping[str, object]) -> EngineConfig:
@@ -112,21 +74,43 @@ def make_engine() -> Iterator[Callable[..., LLMEngine]]:
         engine.close()
 
 
+def scripted_engine(
+    script: Script,
+    overrides: Mapping[str, object],
+    *,
+    model_class: type[ScriptedModel] = ScriptedModel,
+    runtime_seed: int | None = None,
+) -> LLMEngine:
+    """An engine whose model follows a script, on the reference backend.
+
+    Args:
+        script: next token, or its logits, from the tokens so far.
+        overrides: of `engine_config`.
+        model_class: how the model remembers the tokens.
+        runtime_seed: of an adversarial runtime; None takes the runtime of the configuration.
+    """
+    config = engine_config(overrides)
+    directory = config.checkpoint.directory
+    backend = ReferenceBackend(
+        BackendConfig(config.backend.name, config.numerics, dict(config.backend.options))
+    )
+    if runtime_seed is not None:
+        backend.close()
+        backend.runtime = ReferenceRuntime(RuntimeMode.ADVERSARIAL, seed=runtime_seed)
+    model_config = V41Config.from_json(directory)
+    model = model_class(model_config, backend, script)
+    # The worker's own calls of ops are checked, too.
+    worker = Worker.for_engine(config, checked(backend), model, model_config)
+    return LLMEngine(config, worker, model_config, TextTokenizer.from_directory(directory))
+
+
 @pytest.fixture
 def make_scripted() -> Iterator[Callable[..., LLMEngine]]:
     """Builds an engine whose model follows a script."""
     made: list[LLMEngine] = []
 
     def make(script: Script, **overrides: object) -> LLMEngine:
-        config = engine_config(overrides)
-        directory = config.checkpoint.directory
-        backend = load_backend(
-            BackendConfig(config.backend.name, config.numerics, dict(config.backend.options))
-        )
-        model_config = V41Config.from_json(directory)
-        model = ScriptedModel(model_config, backend, script)
-        tokenizer = TextTokenizer.from_directory(directory)
-        made.append(LLMEngine(config, backend, model, model_config, tokenizer))
+        made.append(scripted_engine(script, overrides))
         return made[-1]
 
     yield make

@@ -10,7 +10,7 @@ import pytest
 from deepinfer.api import LLM, Prompt
 from deepinfer.config import EngineConfig
 from deepinfer.device.errors import RequestError
-from deepinfer.engine.outputs import FinishReason
+from deepinfer.engine.outputs import FinishReason, RequestOutput
 from deepinfer.engine.sampling_params import SamplingParams
 
 PARAMS = SamplingParams(temperature=0.0, max_tokens=4, ignore_eos=True)
@@ -36,6 +36,25 @@ def test_results_stand_in_the_order_of_prompts(llm: LLM) -> None:
     results = llm.generate(wanted, params)
     assert [result.prompt_token_ids for result in results] == wanted
     assert [len(result.outputs[0].token_ids) for result in results] == lengths
+
+
+def test_every_result_is_reported_once_as_it_ends(llm: LLM) -> None:
+    asked: list[Prompt] = [[20] * 8, [50] * 70, [21]]
+    params = [PARAMS.model_copy(update={"max_tokens": n}) for n in (6, 4, 2)]
+    seen: list[str] = []
+    results = llm.generate(asked, params, on_finished=lambda r: seen.append(r.request_id))
+    # The refused one first, then the shortest answer.
+    assert seen == [results[index].request_id for index in (1, 2, 0)]
+
+
+@pytest.mark.parametrize("prompts", [[[20] * 8, [50] * 70, [21]], [[20] * 8, [21]]])
+def test_a_callback_that_raises_leaves_no_request_behind(llm: LLM, prompts: list[Prompt]) -> None:
+    def fail(_: RequestOutput) -> None:
+        raise KeyError("callback")
+
+    with pytest.raises(KeyError, match="callback"):
+        llm.generate(prompts, PARAMS, on_finished=fail)
+    assert _is_idle(llm)
 
 
 def test_a_prompt_that_is_too_long_fails_alone(llm: LLM) -> None:

@@ -23,6 +23,18 @@ VARIANTS: dict[str, dict[str, object]] = {
     "blocks of 64": {"cache.block_size": 64},
     "thread": {"backend.options": {"runtime": "thread"}},
     "adversarial": {"backend.options": {"runtime": "adversarial"}, "scheduler.max_num_seqs": 4},
+    "depth 0": {"scheduler.async_depth": 0},
+    "depth 2": {"scheduler.async_depth": 2},
+    # P40: a rule that only one depth follows shows where chunks and depth meet.
+    "depth 0, chunk 1": {"scheduler.async_depth": 0, "scheduler.prefill_chunk_tokens": 1},
+    "depth 0, chunk 7": {"scheduler.async_depth": 0, "scheduler.prefill_chunk_tokens": 7},
+    "depth 2, chunk 1": {"scheduler.async_depth": 2, "scheduler.prefill_chunk_tokens": 1},
+    "depth 2, chunk 7, adversarial": {
+        "scheduler.async_depth": 2,
+        "scheduler.prefill_chunk_tokens": 7,
+        "scheduler.max_num_seqs": 3,
+        "backend.options": {"runtime": "adversarial"},
+    },
 }
 # Prompts of 1 to 22 tokens: eight of them, so that one at a time stays quick.
 NUM_PROMPTS, MAX_TOKENS = 8, 8
@@ -70,16 +82,19 @@ def test_tokens_do_not_depend_on_steps_blocks_or_runtime(
         assert found == expected, name
 
 
-_SHORT_LIST = {name: VARIANTS[name] for name in ("chunk 7", "few rows")}
+_SHORT_LIST = {name: VARIANTS[name] for name in ("chunk 7", "few rows", "depth 0", "depth 2")}
 
 
 @pytest.mark.parametrize("numerics", ["exact", "normative"])
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
-@pytest.mark.parametrize("runtime", ["inline", "adversarial"])
+@pytest.mark.parametrize(
+    ("runtime", "depth"), [("inline", 0), ("inline", 1), ("adversarial", 1), ("adversarial", 2)]
+)
 def test_preemption_does_not_change_tokens(
     numerics: str,
     temperature: float,
     runtime: str,
+    depth: int,
     make_engine: MakeEngine,
     ask: Ask,
     prompts: Sequence[list[int]],
@@ -90,6 +105,7 @@ def test_preemption_does_not_change_tokens(
         **{
             "numerics": numerics,
             "backend.options": {"runtime": runtime},
+            "scheduler.async_depth": depth,
             "cache.block_size": 4,
             "cache.num_blocks": 14,
         }

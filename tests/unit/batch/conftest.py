@@ -13,6 +13,7 @@ import pytest
 from deepinfer.device.errors import RequestError
 from deepinfer.engine.outputs import CompletionOutput, FinishReason, RequestOutput
 from deepinfer.engine.sampling_params import InvalidFieldError, SamplingParams
+from deepinfer.engine.timeline import Timeline
 from deepinfer.text.tokenizer import TextTokenizer
 
 CHECKPOINT = Path(__file__).parents[2] / "data/golden/tiny_a/checkpoint"
@@ -47,6 +48,10 @@ class ScriptedEngine:
     calls: list[tuple[str, SamplingParams, int, float | None]] = field(default_factory=list)
     max_num_open: int = 0
     num_generated: int = 0
+    timeline: Timeline = field(default_factory=Timeline)
+
+    def close(self) -> None:
+        """Nothing to free."""
 
     def add_request(
         self,
@@ -56,8 +61,10 @@ class ScriptedEngine:
         *,
         priority: int = 0,
         timeout_s: float | None = None,
+        final_only: bool = False,
     ) -> None:
         """Queue."""
+        assert final_only, "a batch run takes final results only"
         if prompt == "refuse":
             raise RequestError("prompt has 99 tokens; the context has 8")
         if prompt == "refuse field":

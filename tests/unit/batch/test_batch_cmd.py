@@ -25,7 +25,7 @@ def command(
 ) -> Callable[..., int]:
     """Runs `deepinfer batch run` on an input file; the output is out.jsonl."""
     module = types.ModuleType("deepinfer.engine.llm_engine")
-    factory = types.SimpleNamespace(from_config=lambda config: engine)
+    factory = types.SimpleNamespace(from_config=lambda config, timeline_file: engine)
     monkeypatch.setattr(module, "LLMEngine", factory, raising=False)
     monkeypatch.setitem(sys.modules, module.__name__, module)
 

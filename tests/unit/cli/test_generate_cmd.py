@@ -14,6 +14,7 @@ from deepinfer.cli import main
 from deepinfer.config import EngineConfig
 from deepinfer.engine.outputs import CompletionOutput, FinishReason, RequestOutput
 from deepinfer.engine.sampling_params import SamplingParams
+from deepinfer.engine.timeline import Timeline
 
 
 class ScriptedLLM:
@@ -22,8 +23,16 @@ class ScriptedLLM:
     seen_params: list[SamplingParams]
     seen_configs: list[EngineConfig]
 
-    def __init__(self, config: EngineConfig) -> None:
+    timeline = Timeline()
+
+    def __init__(self, config: EngineConfig, *, timeline_file: Path | None = None) -> None:
         self.seen_configs.append(config)
+
+    def __enter__(self) -> ScriptedLLM:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        pass
 
     def generate(self, prompts: list[str], params: SamplingParams) -> list[RequestOutput]:
         self.seen_params.append(params)

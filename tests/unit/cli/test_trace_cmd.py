@@ -52,6 +52,18 @@ def test_published_tensors_have_their_shapes_and_dtypes(written: Path) -> None:
     assert found["engram.4.hash_ids"] == ((5, 6), torch.int64)
     assert found["layers.0.streams"] == ((5, 4, 64), torch.float32)
     assert found["final.hidden"] == ((5, 64), torch.float32)
+    assert found["draft.context"] == ((4, 64), torch.float32)
+    assert found["draft.2.streams"] == ((5, 4, 64), torch.float32)
+    assert found["draft.tokens"] == ((5, 1), torch.int64)
+    assert found["draft.logits"] == ((5, 320), torch.float32)
+
+
+def test_drafter_can_be_left_out(written: Path, tmp_path: Path) -> None:
+    file = tmp_path / "backbone.safetensors"
+    assert _trace(file, "--no-drafter") == 0
+    found, whole = load_file(file), load_file(written)
+    assert found.keys() == {name for name in whole if not name.startswith("draft.")}
+    assert all(torch.equal(value, whole[name]) for name, value in found.items())
 
 
 def test_same_command_writes_the_same_bytes(written: Path, tmp_path: Path) -> None:
@@ -78,7 +90,10 @@ def test_last_keeps_the_last_positions(written: Path, tmp_path: Path) -> None:
     assert _trace(file, "--last", "2") == 0
     whole, last = load_file(written), load_file(file)
     assert whole.keys() == last.keys()
-    assert all(torch.equal(whole[name][-2:], last[name]) for name in whole)
+    for name, value in last.items():
+        # The anchor is no context; a block is not cut.
+        first = {"draft.context": -1}.get(name, 0 if name.startswith("draft.") else -2)
+        assert torch.equal(whole[name][first:], value), name
 
 
 @pytest.mark.parametrize("way", [["--decode"], ["--chunk", "2"]])

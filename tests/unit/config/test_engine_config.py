@@ -18,8 +18,6 @@ from deepinfer.device.errors import ConfigError
 @pytest.mark.parametrize(
     ("setting", "expected"),
     [
-        ("scheduler.async_depth=1", "0"),
-        ("scheduler.async_depth=2", "0"),
         ("cache.prefix=true", "false"),
         ("speculation.mode=fixed", "off"),
         ("speculation.mode=dynamic", "off"),

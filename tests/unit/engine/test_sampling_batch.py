@@ -9,6 +9,7 @@ import torch
 
 from deepinfer.device.errors import ContractError
 from deepinfer.device.ops.sampling import SampleWork
+from deepinfer.engine.request_controls import RequestControls
 from deepinfer.engine.sampling_batch import SamplingBatch, SamplingRow, build_sampling_batch
 from deepinfer.engine.sampling_params import SamplingParams
 
@@ -21,8 +22,10 @@ def _row(
     num_output_tokens: int = 0,
     **fields: Any,  # noqa: ANN401 - any field of a request
 ) -> SamplingRow:
+    params = SamplingParams(**fields)
     return SamplingRow(
-        params=SamplingParams(**fields),
+        params=params,
+        controls=RequestControls.of(params, VOCAB),
         seed=11,
         sample_index=2,
         position=30,
@@ -43,9 +46,8 @@ def test_plain_rows_have_no_controls() -> None:
 
 
 def test_columns_hold_what_each_row_asks_for() -> None:
-    row = SamplingRow(
-        SamplingParams(temperature=0.5, top_k=3, top_p=0.25, min_p=0.125), -(2**63), 4, 99, 0, 0
-    )
+    row = _row(temperature=0.5, top_k=3, top_p=0.25, min_p=0.125)
+    row = row._replace(seed=-(2**63), sample_index=4, position=99)
     params = _build(_row(), row).params
     assert [column[1].item() for column in params] == [0.5, 3, 0.25, 0.125, -(2**63), 4, 99]
     assert [column.dtype for column in params] == [
@@ -120,8 +122,7 @@ def test_allowed_ids_restrict_their_row_only() -> None:
 
 def test_a_constraint_mask_is_joined_with_the_allowed_ids() -> None:
     mask = torch.arange(VOCAB) >= 5
-    row = SamplingRow(SamplingParams(allowed_token_ids=[3, 8]), 0, 0, 0, 0, 0, mask)
-    batch = _build(row)
+    batch = _build(_row(allowed_token_ids=[3, 8])._replace(mask=mask))
     assert batch.allowed is not None
     assert batch.allowed[0].nonzero().flatten().tolist() == [8]
     assert mask.sum() == 5

@@ -7,22 +7,30 @@ from typing import cast
 import hypothesis.strategies as st
 import pytest
 from hypothesis import settings
-from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+)
 
 from deepinfer.cache.block_pool import BlockPool, blocks_for
 from deepinfer.device.errors import ContractError
 from deepinfer.device.runtime import StepKind
 from deepinfer.engine.output_text import OutputText
+from deepinfer.engine.request_controls import RequestControls
 from deepinfer.engine.sampling_params import SamplingParams
 from deepinfer.engine.scheduler import Scheduler
 from deepinfer.engine.sequence import Request, Sequence, SequenceStatus
+from deepinfer.engine.step_state import SchedulerOutputs, SequenceMetadata
 
 BLOCK_SIZE, NUM_BLOCKS, MAX_SEQS, MAX_TOKENS, MAX_CHUNK = 4, 6, 3, 10, 7
 NO_TEXT = cast(OutputText, None)  # the scheduler never looks at text
 
 
 def make_scheduler(
-    released: list[tuple[int, list[int]]], num_blocks: int = NUM_BLOCKS
+    released: list[tuple[int, list[int]]], num_blocks: int = NUM_BLOCKS, max_drafts: int = 0
 ) -> Scheduler:
     return Scheduler(
         block_size=BLOCK_SIZE,
@@ -30,53 +38,90 @@ def make_scheduler(
         max_num_seqs=MAX_SEQS,
         max_num_tokens=MAX_TOKENS,
         max_chunk_tokens=MAX_CHUNK,
+        max_drafts=max_drafts,
         on_release=lambda slot, blocks: released.append((slot, list(blocks))),
     )
 
 
-def make_sequence(arrival: int, num_tokens: int, priority: int = 0) -> Sequence:
+def make_sequence(
+    arrival: int, num_tokens: int, priority: int = 0, max_len: int = 10_000
+) -> Sequence:
     tokens = list(range(num_tokens))
     request = Request(
         request_id=f"r{arrival}",
         prompt=None,
         prompt_token_ids=tokens,
         params=SamplingParams(),
+        controls=RequestControls.of(SamplingParams(), 9),
         seed=0,
         priority=priority,
         arrival=arrival,
         deadline_s=None,
     )
-    request.sequences = [Sequence(request, 0, list(tokens), NO_TEXT)]
+    request.sequences = [Sequence(request, 0, list(tokens), NO_TEXT, max_len=max_len)]
     return request.sequences[0]
 
 
-def run_step(scheduler: Scheduler) -> StepKind:
-    """Schedule a step and commit it as the engine would; starved sequences end."""
-    scheduled, starved = scheduler.schedule()
+def commit_step(
+    scheduler: Scheduler, scheduled: SchedulerOutputs, accepted: int = 0
+) -> list[Sequence]:
+    """Collect and commit a step as the engine would; the sequences that reached their limit."""
+    scheduler.collected(scheduled.step)
+    ended = []
     for metadata in scheduled.sequences:
         sequence = metadata.sequence
+        if not metadata.is_current:
+            continue
+        is_decode = scheduled.kind is StepKind.DECODE
+        kept = min(1 + accepted, metadata.query_len) if is_decode else metadata.query_len
         sequence.total_inflight_tokens -= metadata.query_len
-        sequence.num_cached_tokens += metadata.query_len
+        sequence.num_inflight_samples -= metadata.samples
+        sequence.num_cached_tokens += kept
         if metadata.samples:
-            sequence.token_ids.append(7)
+            num_tokens = kept if is_decode else 1
+            room = sequence.max_len - len(sequence.token_ids)
+            sequence.token_ids += [7] * min(num_tokens, room)
+            if len(sequence.token_ids) == sequence.max_len:
+                scheduler.finish(sequence)
+                ended.append(sequence)
+    return ended
+
+
+def run_step(scheduler: Scheduler) -> StepKind:
+    """Schedule a step and commit it at once; starved sequences end."""
+    scheduled, starved = scheduler.schedule()
+    if scheduled.kind is not StepKind.EMPTY:
+        commit_step(scheduler, scheduled)
     for sequence in starved:
         scheduler.finish(sequence)
     return scheduled.kind
 
 
 class SchedulerLife(RuleBasedStateMachine):
-    """Requests come, run, are preempted and end in any order."""
+    """Requests come, run, are preempted and end in any order, with up to two steps in flight."""
 
     def __init__(self) -> None:
         super().__init__()
         self.released: list[tuple[int, list[int]]] = []
         self.scheduler = make_scheduler(self.released)
         self.open: list[Sequence] = []
+        self.inflight: list[SchedulerOutputs] = []
+        # Memory that a launched step may use, as it was when the step was launched.
+        self.used: list[dict[int, str]] = []
         self.arrivals = 0
 
-    @rule(num_tokens=st.integers(1, BLOCK_SIZE * NUM_BLOCKS - 1), priority=st.integers(-1, 1))
-    def add(self, num_tokens: int, priority: int) -> None:
-        sequence = make_sequence(self.arrivals, num_tokens, priority)
+    @initialize(max_drafts=st.sampled_from([0, 1, 5]))
+    def begin(self, max_drafts: int) -> None:
+        self.max_drafts = max_drafts
+        self.scheduler = make_scheduler(self.released, max_drafts=max_drafts)
+
+    @rule(
+        num_tokens=st.integers(1, BLOCK_SIZE * NUM_BLOCKS - 1),
+        priority=st.integers(-1, 1),
+        more=st.integers(1, 30),
+    )
+    def add(self, num_tokens: int, priority: int, more: int) -> None:
+        sequence = make_sequence(self.arrivals, num_tokens, priority, num_tokens + more)
         self.arrivals += 1
         self.open.append(sequence)
         self.scheduler.add(sequence)
@@ -98,45 +143,73 @@ class SchedulerLife(RuleBasedStateMachine):
         self.scheduler.preempt(sequence)
         assert (sequence.num_launched_tokens, sequence.status) == (0, SequenceStatus.WAITING)
 
+    @precondition(lambda self: self.inflight)
+    @rule(accepted=st.integers(0, 5))
+    def collect(self, accepted: int) -> None:
+        step = self.inflight.pop(0)
+        self.used.pop(0)
+        for sequence in commit_step(self.scheduler, step, accepted):
+            self.open.remove(sequence)
+
+    @precondition(lambda self: len(self.inflight) < 3)
     @rule()
-    def step(self) -> None:
+    def launch(self) -> None:
         scheduler = self.scheduler
         scheduled, starved = scheduler.schedule()
         chosen = [metadata.sequence for metadata in scheduled.sequences]
         assert (scheduled.kind is StepKind.EMPTY) == (not chosen)
         assert scheduled.num_rows <= MAX_TOKENS
-        assert len({id(sequence) for sequence in chosen}) == len(chosen)
-        assert chosen or starved or not self.open, "work is left and nothing runs"
+        assert len(set(chosen)) == len(chosen)
+        is_stuck = not (chosen or starved or self.inflight)
+        assert not (is_stuck and self.open), "work is left and nothing runs"
         for metadata in scheduled.sequences:
-            sequence = metadata.sequence
-            stop = metadata.context_len + metadata.query_len
-            assert metadata.context_len == sequence.num_cached_tokens
-            assert stop == sequence.num_launched_tokens <= len(sequence.token_ids)
-            assert metadata.samples == (stop == len(sequence.token_ids))
-            assert len(sequence.blocks) * BLOCK_SIZE >= stop
-            is_prefill = metadata.context_len < sequence.prefill_target
-            assert is_prefill == (scheduled.kind is StepKind.PREFILL), "kinds are mixed"
-            assert metadata.query_len <= (MAX_CHUNK if is_prefill else 1)
-            sequence.total_inflight_tokens = 0
-            sequence.num_cached_tokens = stop
-            if metadata.samples:
-                sequence.token_ids.append(7)
+            self.check_row(scheduled.kind, metadata)
         if scheduled.kind is StepKind.DECODE:
             assert [s.order for s in chosen] == sorted(s.order for s in chosen)
         for sequence in starved:
             assert blocks_for(len(sequence.token_ids), BLOCK_SIZE) > NUM_BLOCKS
+            assert sequence.total_inflight_tokens == 0
             scheduler.finish(sequence)
             self.open.remove(sequence)
+        if chosen:
+            self.inflight.append(scheduled)
+            self.used.append({block: s.request.request_id for s in chosen for block in s.blocks})
+
+    def check_row(self, kind: StepKind, metadata: SequenceMetadata) -> None:
+        sequence = metadata.sequence
+        stop = metadata.context_len + metadata.query_len
+        assert stop == sequence.num_launched_tokens
+        # Room for the most that what is in flight may come to, but never beyond the limit.
+        assert len(sequence.blocks) * BLOCK_SIZE >= min(stop, sequence.max_len - 1)
+        is_prefill = metadata.context_len < sequence.prefill_target
+        assert is_prefill == (kind is StepKind.PREFILL), "kinds are mixed"
+        if is_prefill:
+            assert metadata.samples == (stop == sequence.prefill_target == len(sequence.token_ids))
+            assert metadata.query_len <= MAX_CHUNK
+        else:
+            assert metadata.samples
+            assert metadata.query_len <= 1 + self.max_drafts
+            assert sequence.least_len <= sequence.max_len
 
     @invariant()
     def memory_has_one_holder(self) -> None:
         scheduler = self.scheduler
         held = [block for sequence in scheduler.running for block in sequence.blocks]
-        assert len(set(held)) == len(held) == scheduler.blocks.num_used
+        deferred = scheduler.num_deferred_blocks
+        assert len(set(held)) == len(held) == scheduler.blocks.num_used - deferred
         assert scheduler.blocks.num_free + scheduler.blocks.num_used == NUM_BLOCKS
         slots = [sequence.slot for sequence in scheduler.running]
-        assert len(set(slots)) == len(slots) == scheduler.slots.num_used <= MAX_SEQS
+        assert len(set(slots)) == len(slots) <= scheduler.slots.num_used <= MAX_SEQS
         assert all(not s.blocks and s.slot is None for s in scheduler.waiting)
+
+    @invariant()
+    def no_step_in_flight_uses_memory_of_another(self) -> None:
+        for used in self.used:
+            for sequence in self.scheduler.running:
+                for block in sequence.blocks:
+                    assert used.get(block, sequence.request.request_id) == (
+                        sequence.request.request_id
+                    )
 
     @invariant()
     def everyone_stands_in_one_queue_in_order(self) -> None:
@@ -149,12 +222,14 @@ class SchedulerLife(RuleBasedStateMachine):
     def teardown(self) -> None:
         for sequence in list(self.open):
             self.scheduler.finish(sequence)
+        for step in self.inflight:
+            self.scheduler.collected(step.step)
         assert self.scheduler.blocks.num_used == self.scheduler.slots.num_used == 0
         assert not self.scheduler.has_work
 
 
 TestSchedulerLife = SchedulerLife.TestCase
-TestSchedulerLife.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+TestSchedulerLife.settings = settings(max_examples=150, stateful_step_count=50, deadline=None)
 
 
 def test_prefill_runs_before_decode_and_in_chunks() -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from deepinfer.device.errors import CheckpointError, ConfigError
-from deepinfer.model.config import ExpertDtype, LayerMode, V41Config
+from deepinfer.model.config import ConfidenceInput, ExpertDtype, LayerMode, V41Config
 
 Raw = dict[str, Any]
 
@@ -211,6 +211,17 @@ def test_missing_field_is_named(tiny_raw: Raw) -> None:
 def test_bad_value_is_named(tiny_raw: Raw, key: str, value: object) -> None:
     with pytest.raises(ConfigError, match=f"{key} is {value!r}"):
         V41Config.from_json({**tiny_raw, key: value})
+
+
+def test_confidence_head_sees_the_block_output_unless_the_checkpoint_says_otherwise(
+    tiny_raw: Raw,
+) -> None:
+    assert V41Config.from_json(tiny_raw).confidence_head_input is ConfidenceInput.PRE_NORM
+    other = V41Config.from_json({**tiny_raw, "confidence_head_input": "post_norm"})
+    assert other.confidence_head_input is ConfidenceInput.POST_NORM
+    assert V41Config.from_json(other.to_json()) == other
+    with pytest.raises(ConfigError, match="confidence_head_input is 'normed'"):
+        V41Config.from_json({**tiny_raw, "confidence_head_input": "normed"})
 
 
 def test_two_spellings_must_agree(tiny_raw: Raw) -> None:

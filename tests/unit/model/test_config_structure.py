@@ -51,6 +51,7 @@ _BROKEN: list[tuple[Raw, str]] = [
     ({"dspark_num_experts_per_tok": 9}, "dspark_num_experts_per_tok=9"),
     ({"dspark_block_size": 32}, "sliding_window=32, dspark_block_size=32"),
     ({"dspark_target_layer_ids": [5, 6, 8]}, "dspark_target_layer_ids names layers"),
+    ({"dspark_target_layer_ids": [3, 6]}, r"layers \[3\] are draft taps with Engram"),
     ({"dspark_markov_rank": 0}, "needs dspark_markov_rank"),
     ({"image_token_id": 4096}, "image_token_id=4096, vocab_size=4096"),
     ({"engram_pad_token_id": 5000}, "engram_pad_token_id=5000"),

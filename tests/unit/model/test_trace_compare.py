@@ -17,7 +17,7 @@ def _only(left: Tensor, right: Tensor, name: str = "logits") -> TraceDifference:
     return entry
 
 
-def test_execution_order_is_numeric_and_ends_with_the_logits() -> None:
+def test_execution_order_is_numeric_and_ends_with_the_drafter() -> None:
     names = [
         "engram.4.hash_ids",
         "layers.2.streams",
@@ -29,12 +29,22 @@ def test_execution_order_is_numeric_and_ends_with_the_logits() -> None:
         "final.streams",
         "final.hidden",
         "logits",
+        "draft.context",
+        "draft.0.streams",
+        "draft.0.expert_ids",
+        "draft.2.streams",
+        "draft.hidden",
+        "draft.logits",
+        "draft.tokens",
+        "draft.confidence_logits",
     ]
     shuffled = names[5:] + names[:5]
     assert sorted(shuffled, key=execution_order) == names
 
 
-@pytest.mark.parametrize("name", ["embed.weight", "layers.0.attn.wq_a.weight", "layers.x.streams"])
+@pytest.mark.parametrize(
+    "name", ["embed.weight", "layers.0.attn.wq_a.weight", "layers.x.streams", "draft.1.hash_ids"]
+)
 def test_name_of_no_trace_is_refused(name: str) -> None:
     with pytest.raises(ContractError, match=name):
         compare_traces({name: torch.ones(1, 1)}, {}, bound=0.0)

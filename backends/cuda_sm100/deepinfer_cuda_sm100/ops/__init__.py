@@ -17,12 +17,13 @@ from deepinfer_cuda_sm100.ops import (
     norm,
     quant,
     sampling,
+    spec,
     state,
 )
 from deepinfer_cuda_sm100.runtime import CudaRuntime
 
 _FAMILIES = (
-    attention, compress, engram, indexer, kv, mhc, moe, norm, quant, sampling, state,
+    attention, compress, engram, indexer, kv, mhc, moe, norm, quant, sampling, spec, state,
 )  # fmt: skip
 
 

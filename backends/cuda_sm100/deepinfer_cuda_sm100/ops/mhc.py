@@ -26,6 +26,10 @@ def mhc_mix(
     )
 
 
+def mhc_collapse(streams: Tensor, pre: Tensor) -> Tensor:
+    return streams_triton.collapse(streams, pre)
+
+
 def mhc_collapse_norm(streams: Tensor, pre: Tensor, weight: Tensor, eps: float) -> Tensor:
     return streams_triton.collapse_norm(streams, pre, weight, eps)
 
@@ -37,5 +41,6 @@ def mhc_expand(y: Tensor, streams: Tensor, post: Tensor, comb: Tensor) -> Tensor
 def register(table: OpTable, reason: str) -> None:
     """Add this family's implementations to `table`."""
     table.implements(mhc.mhc_mix, reason=reason)(mhc_mix)
+    table.implements(mhc.mhc_collapse, reason=reason)(mhc_collapse)
     table.implements(mhc.mhc_collapse_norm, reason=reason)(mhc_collapse_norm)
     table.implements(mhc.mhc_expand, reason=reason)(mhc_expand)

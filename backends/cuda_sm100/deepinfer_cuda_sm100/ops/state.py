@@ -6,9 +6,16 @@ from torch import Tensor
 
 from deepinfer.device.op import OpTable
 from deepinfer.device.ops import state
-from deepinfer.device.ops.state import CompressPlan, RowLayout, WindowPlan
+from deepinfer.device.ops.state import (
+    CompressPlan,
+    NextInputs,
+    RowLayout,
+    StepInputs,
+    StepResults,
+    WindowPlan,
+)
 from deepinfer.device.runtime import StepKind
-from deepinfer_kernels.state import plans_triton
+from deepinfer_kernels.state import correct_triton, plans_triton
 
 
 def row_layout(query_lens: Tensor, context_lens: Tensor, num_rows: int) -> RowLayout:
@@ -63,8 +70,30 @@ def compress_plan(
     )
 
 
+def correct_inputs(
+    host: StepInputs, limits: Tensor, remap: Tensor, results: StepResults
+) -> StepInputs:
+    return StepInputs(
+        *correct_triton.correct_inputs(
+            correct_triton.Inputs(*host), limits, remap, correct_triton.Results(*results)
+        )
+    )
+
+
+def next_inputs(
+    inputs: StepInputs, seqs: Tensor, num_accepted: Tensor, *, kind: StepKind
+) -> NextInputs:
+    return NextInputs(
+        *correct_triton.next_inputs(
+            correct_triton.Inputs(*inputs), seqs, num_accepted, decodes=kind is StepKind.DECODE
+        )
+    )
+
+
 def register(table: OpTable, reason: str) -> None:
     """Add this family's implementations to `table`."""
+    table.implements(state.correct_inputs, reason=reason)(correct_inputs)
+    table.implements(state.next_inputs, reason=reason)(next_inputs)
     table.implements(state.row_layout, reason=reason)(row_layout)
     table.implements(state.window_plan, reason=reason)(window_plan)
     table.implements(state.compress_plan, reason=reason)(compress_plan)

@@ -57,6 +57,10 @@ def _collapse(streams: Tensor, pre: Tensor) -> Tensor:
     return (pre.unsqueeze(-1) * streams.float()).sum(1)
 
 
+def mhc_collapse(streams: Tensor, pre: Tensor) -> Tensor:
+    return _collapse(streams, pre).to(streams.dtype)
+
+
 def mhc_collapse_norm(streams: Tensor, pre: Tensor, weight: Tensor, eps: float) -> Tensor:
     collapsed = round_to(_collapse(streams, pre), streams.dtype)
     return rmsnorm(collapsed, weight, eps).to(streams.dtype)
@@ -71,5 +75,6 @@ def mhc_expand(y: Tensor, streams: Tensor, post: Tensor, comb: Tensor) -> Tensor
 def register(table: OpTable) -> None:
     """Add this family's implementations to `table`."""
     table.implements(mhc.mhc_mix)(mhc_mix)
+    table.implements(mhc.mhc_collapse)(mhc_collapse)
     table.implements(mhc.mhc_collapse_norm)(mhc_collapse_norm)
     table.implements(mhc.mhc_expand)(mhc_expand)

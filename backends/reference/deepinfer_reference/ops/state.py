@@ -7,7 +7,15 @@ from torch import Tensor
 
 from deepinfer.device.op import OpTable
 from deepinfer.device.ops import state
-from deepinfer.device.ops.state import CompressPlan, RowLayout, WindowPlan
+from deepinfer.device.ops.state import (
+    NEWCOMER,
+    CompressPlan,
+    NextInputs,
+    RowLayout,
+    StepInputs,
+    StepResults,
+    WindowPlan,
+)
 from deepinfer.device.runtime import StepKind
 from deepinfer_reference.ops.kv import entry_slots
 
@@ -21,6 +29,47 @@ def row_layout(query_lens: Tensor, context_lens: Tensor, num_rows: int) -> RowLa
     offset = torch.where(valid, row - starts[row_seq], 0)
     positions = torch.where(valid, context_lens[row_seq] + offset, 0)
     return RowLayout(row_seq, offset, positions, valid, starts)
+
+
+def correct_inputs(
+    host: StepInputs, limits: Tensor, remap: Tensor, results: StepResults
+) -> StepInputs:
+    source = remap.clamp_min(0)
+    follows = remap != NEWCOMER
+    context_lens = torch.where(follows, results.context_lens[source], host.context_lens)
+    history = torch.where(follows.unsqueeze(1), results.history[source], host.history)
+    query_lens = torch.minimum(host.query_lens, (limits - context_lens).clamp_min(0))
+    num_rows = host.input_ids.shape[0]
+    if num_rows == 0:
+        return StepInputs(host.input_ids, query_lens, context_lens, history)
+
+    rows = row_layout(query_lens, context_lens, num_rows)
+    host_starts = torch.cumsum(host.query_lens, 0) - host.query_lens
+    host_row = (host_starts[rows.row_seq] + rows.row_offset).clamp_max(num_rows - 1)
+    newest = results.token_ids.gather(1, results.num_accepted.unsqueeze(1))
+    fed = torch.cat((newest, results.draft_ids), dim=1)[source]
+    offset = rows.row_offset.clamp_max(fed.shape[1] - 1)
+    tokens = torch.where(follows[rows.row_seq], fed[rows.row_seq, offset], host.input_ids[host_row])
+    return StepInputs(torch.where(rows.valid, tokens, 0), query_lens, context_lens, history)
+
+
+def next_inputs(
+    inputs: StepInputs, seqs: Tensor, num_accepted: Tensor, *, kind: StepKind
+) -> NextInputs:
+    kept = inputs.query_lens[seqs]
+    if kind is StepKind.DECODE:
+        kept = torch.minimum(kept, 1 + num_accepted)
+    before = inputs.history[seqs]
+    width = before.shape[1]
+    # Offset of each history token from the request's first row; negative: from before the step.
+    offset = kept.unsqueeze(1) + torch.arange(-width, 0)
+    from_before = before.gather(1, (width + offset).clamp(0, width - 1))
+    if inputs.input_ids.shape[0] == 0:
+        return NextInputs(inputs.context_lens[seqs] + kept, from_before)
+    starts = torch.cumsum(inputs.query_lens, 0) - inputs.query_lens
+    row = (starts[seqs].unsqueeze(1) + offset).clamp(0, inputs.input_ids.shape[0] - 1)
+    history = torch.where(offset < 0, from_before, inputs.input_ids[row])
+    return NextInputs(inputs.context_lens[seqs] + kept, history)
 
 
 def window_plan(
@@ -115,6 +164,8 @@ def compress_plan(
 
 def register(table: OpTable) -> None:
     """Add this family's implementations to `table`."""
+    table.implements(state.correct_inputs)(correct_inputs)
+    table.implements(state.next_inputs)(next_inputs)
     table.implements(state.row_layout)(row_layout)
     table.implements(state.window_plan)(window_plan)
     table.implements(state.compress_plan)(compress_plan)
