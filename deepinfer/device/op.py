@@ -12,7 +12,7 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Generic, ParamSpec, TypeVar, cast
 
 import torch
@@ -226,9 +226,8 @@ class OpTable:
         table = OpTable(self.backend, device=self.device, dtype=self.dtype)
         activation: torch.dtype = getattr(torch, self.dtype)
         for name, own in self._implementations.items():
-            table._implementations[name] = _Implementation(
-                _checked(_REGISTRY[name], own.function, activation), own.label, own.reason
-            )
+            guarded = _checked(_REGISTRY[name], own.function, activation)
+            table._implementations[name] = replace(own, function=guarded)
         return table
 
     def explain(self) -> Iterator[OpChoice]:

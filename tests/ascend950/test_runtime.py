@@ -21,6 +21,8 @@ def runtime() -> Iterator[NpuRuntime]:
 
 
 class ForeignEvent:
+    time_us = 0.0
+
     def query(self) -> bool:
         return True
 

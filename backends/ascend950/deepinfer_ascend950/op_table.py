@@ -7,7 +7,7 @@ from deepinfer.device.hookspecs import BackendConfig
 from deepinfer.device.numerics import Numerics
 from deepinfer.device.op import OpChoice, OpTable
 from deepinfer_ascend950.operators import NpuOperators
-from deepinfer_ascend950.ops import attention, compress, engram, indexer, kv, sampling, state
+from deepinfer_ascend950.ops import attention, compress, engram, indexer, kv, sampling, spec, state
 from deepinfer_ascend950.ops.mhc import MhcOps
 from deepinfer_ascend950.ops.moe import MoeOps
 from deepinfer_ascend950.ops.norm import NormOps
@@ -25,7 +25,7 @@ def build_op_table(npu: NpuOperators, numerics: Numerics, *, device: str) -> OpT
     """
     dtype = "float32" if numerics is Numerics.EXACT else "bfloat16"
     table = OpTable("ascend950", device=device, dtype=dtype)
-    for family in (attention, compress, engram, indexer, kv, sampling, state):
+    for family in (attention, compress, engram, indexer, kv, sampling, spec, state):
         family.register(table)
     for bound in (MhcOps(npu), MoeOps(npu), NormOps(npu), QuantOps(npu)):
         bound.register(table)

@@ -76,8 +76,11 @@ class MhcOps:
         )
         return MhcMix(pre, post, self._npu.mhc_sinkhorn(logits, hc_eps, num_iters))
 
+    def mhc_collapse(self, streams: Tensor, pre: Tensor) -> Tensor:
+        return (pre.unsqueeze(-1) * streams.float()).sum(1).to(streams.dtype)
+
     def mhc_collapse_norm(self, streams: Tensor, pre: Tensor, weight: Tensor, eps: float) -> Tensor:
-        collapsed = (pre.unsqueeze(-1) * streams.float()).sum(1).to(streams.dtype)
+        collapsed = self.mhc_collapse(streams, pre)
         return self._npu.rms_norm(collapsed.float(), weight, eps).to(streams.dtype)
 
     def mhc_expand(self, y: Tensor, streams: Tensor, post: Tensor, comb: Tensor) -> Tensor:
@@ -94,6 +97,11 @@ class MhcOps:
             "M in 4, 6, 8; else torch",
             layout="streams bf16 [T, M, D], fn fp32 [(2 + M) M, M D], inner_precise 0 (fp32)",
         )(self.mhc_mix)
+        table.implements(
+            mhc.mhc_collapse,
+            reason="torch: npu_mhc_pre computes its own pre",
+            layout="fp32, one cast",
+        )(self.mhc_collapse)
         table.implements(
             mhc.mhc_collapse_norm,
             reason="torch with the previous sublayer's pre, then npu_rms_norm on fp32",

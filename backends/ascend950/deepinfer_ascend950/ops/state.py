@@ -8,7 +8,15 @@ from torch.nn.functional import pad
 
 from deepinfer.device.op import OpTable
 from deepinfer.device.ops import state
-from deepinfer.device.ops.state import CompressPlan, RowLayout, WindowPlan
+from deepinfer.device.ops.state import (
+    NEWCOMER,
+    CompressPlan,
+    NextInputs,
+    RowLayout,
+    StepInputs,
+    StepResults,
+    WindowPlan,
+)
 from deepinfer.device.runtime import StepKind
 from deepinfer_ascend950.ops.kv import entry_slots
 
@@ -22,6 +30,55 @@ def row_layout(query_lens: Tensor, context_lens: Tensor, num_rows: int) -> RowLa
     offset = torch.where(valid, row - starts.index_select(0, row_seq), 0)
     positions = torch.where(valid, context_lens.index_select(0, row_seq) + offset, 0)
     return RowLayout(row_seq, offset, positions, valid, starts)
+
+
+def correct_inputs(
+    host: StepInputs, limits: Tensor, remap: Tensor, results: StepResults
+) -> StepInputs:
+    is_new = remap == NEWCOMER
+    result = remap.clamp_min(0)
+    context_lens = torch.where(
+        is_new, host.context_lens, results.context_lens.index_select(0, result)
+    )
+    history = torch.where(
+        is_new.unsqueeze(1), host.history, results.history.index_select(0, result)
+    )
+    query_lens = torch.minimum(host.query_lens, (limits - context_lens).clamp_min(0))
+    num_rows = host.input_ids.shape[0]
+    if num_rows == 0:
+        return StepInputs(host.input_ids, query_lens, context_lens, history)
+
+    rows = row_layout(query_lens, context_lens, num_rows)
+    starts = torch.cumsum(host.query_lens, 0) - host.query_lens
+    place = starts.index_select(0, rows.row_seq) + rows.row_offset
+    own = host.input_ids.index_select(0, place.clamp_max(num_rows - 1))
+    newest = results.token_ids.gather(1, results.num_accepted.unsqueeze(1))
+    following = torch.cat((newest, results.draft_ids), dim=1)
+    offset = rows.row_offset.clamp_max(following.shape[1] - 1).unsqueeze(1)
+    of_row = following.index_select(0, result.index_select(0, rows.row_seq))
+    followed = of_row.gather(1, offset).squeeze(1)
+    tokens = torch.where(is_new.index_select(0, rows.row_seq), own, followed)
+    return StepInputs(torch.where(rows.valid, tokens, 0), query_lens, context_lens, history)
+
+
+def next_inputs(
+    inputs: StepInputs, seqs: Tensor, num_accepted: Tensor, *, kind: StepKind
+) -> NextInputs:
+    kept = inputs.query_lens.index_select(0, seqs)
+    if kind is StepKind.DECODE:
+        kept = torch.minimum(kept, num_accepted + 1)
+    context_lens = inputs.context_lens.index_select(0, seqs) + kept
+    before = inputs.history.index_select(0, seqs)
+    width, num_rows = before.shape[1], inputs.input_ids.shape[0]
+    # Where each token stands, counted from the first row of the step; below 0: in the history.
+    place = kept.unsqueeze(1) + torch.arange(-width, 0, device=seqs.device)
+    earlier = before.gather(1, (width + place).clamp(0, width - 1))
+    if num_rows == 0:
+        return NextInputs(context_lens, earlier)
+    starts = (torch.cumsum(inputs.query_lens, 0) - inputs.query_lens).index_select(0, seqs)
+    row = (starts.unsqueeze(1) + place).clamp(0, num_rows - 1)
+    tokens = inputs.input_ids.index_select(0, row.flatten()).view_as(row)
+    return NextInputs(context_lens, torch.where(place < 0, earlier, tokens))
 
 
 def window_plan(
@@ -113,5 +170,7 @@ def register(table: OpTable) -> None:
     """Add this family's implementations to `table`."""
     reason = "torch: integer arithmetic; nothing is read on the host"
     table.implements(state.row_layout, reason=reason, layout="int64")(row_layout)
+    table.implements(state.correct_inputs, reason=reason, layout="int64")(correct_inputs)
+    table.implements(state.next_inputs, reason=reason, layout="int64")(next_inputs)
     table.implements(state.window_plan, reason=reason, layout="int64")(window_plan)
     table.implements(state.compress_plan, reason=reason, layout="int64")(compress_plan)
