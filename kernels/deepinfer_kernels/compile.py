@@ -16,7 +16,7 @@ import re
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import ModuleType
@@ -30,6 +30,7 @@ from deepinfer_kernels.compile_case import ARCHITECTURES, CompileCase
 
 _MAX_SHARED_BYTES = 227 * 1024
 _MAX_TENSOR_MEMORY_COLUMNS = 512
+_RECORD_FILE = "records_triton.py"
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +92,7 @@ def compile_case(module: ModuleType, case: CompileCase, arch: int) -> CompileRes
         for word in case.required.get(arch, ())
         if word not in compiled.asm["ptx"]
     ]
+    faults += misaligned_loads(compiled.asm["ptx"], case.record_bytes)
     if spills > case.max_spill_bytes:
         faults.append(f"{spills} bytes spilled, at most {case.max_spill_bytes} accepted")
     if shared > _MAX_SHARED_BYTES:
@@ -102,6 +104,42 @@ def compile_case(module: ModuleType, case: CompileCase, arch: int) -> CompileRes
     return CompileResult(
         f"{name}.{case.kernel}", words, arch, registers, spills, shared, columns, tuple(faults)
     )
+
+
+def misaligned_loads(ptx: str, record_bytes: Iterable[int]) -> list[str]:
+    """Loads of cache records that are wider than records are aligned.
+
+    The compiler decides how many bytes a thread loads at once from what it believes about
+    alignment; the interpreter never loads misaligned, so that only the PTX shows a wrong belief.
+
+    Args:
+        ptx: compiled from code whose record loads are in `kv/records_triton.py`.
+        record_bytes: lengths of the records that the kernel reads.
+
+    Returns:
+        A sentence for each line of source with such a load.
+    """
+    aligned = min((length & -length for length in record_bytes), default=None)
+    if aligned is None:
+        return []
+    widest: dict[str, int] = {}
+    line = ""
+    for text in ptx.splitlines():
+        if located := re.match(r"\s*\.loc\s.*//\s*(\S+?:\d+)", text):
+            line = located[1]
+        elif loaded := re.search(r"\bld\.global\S*?(?:\.v(\d))?\.b(\d+)\b", text):
+            width = int(loaded[1] or 1) * int(loaded[2]) // 8
+            widest[line] = max(widest.get(line, 0), width)
+        elif copied := re.search(r"\bcp\.async\.c[ag]\..*\], (0x[0-9a-f]+)", text):
+            widest[line] = max(widest.get(line, 0), int(copied[1], 16))
+    records = {line: width for line, width in widest.items() if _RECORD_FILE in line}
+    if not records:
+        return [f"no loads of {_RECORD_FILE} in the PTX, so their alignment is not known"]
+    return [
+        f"{line} loads {width} bytes at once, records are aligned to {aligned}"
+        for line, width in records.items()
+        if width > aligned
+    ]
 
 
 def _resources(cubin: bytes) -> tuple[int, int]:

@@ -23,6 +23,8 @@ class CompileCase:
         constants: value of every constexpr argument.
         num_warps: warps of a program.
         required: per architecture, words that the PTX must contain (tensor-core instructions).
+        record_bytes: lengths of the cache records that it reads; a load that is wider than all of
+            them are aligned is a fault.
         max_spill_bytes: bytes of registers spilled to local memory that are accepted.
         architectures: compute capabilities times ten.
     """
@@ -32,5 +34,6 @@ class CompileCase:
     constants: Mapping[str, object]
     num_warps: int = 4
     required: Mapping[int, tuple[str, ...]] = field(default_factory=dict)
+    record_bytes: tuple[int, ...] = ()
     max_spill_bytes: int = 0
     architectures: tuple[int, ...] = ARCHITECTURES

@@ -10,16 +10,10 @@ from torch import Tensor
 
 from deepinfer.device.errors import CapabilityError, ContractError
 from deepinfer.device.runtime import MemoryFacts
+from deepinfer_cuda_sm100.graphs import CudaGraph, GraphCapture, RepeatedWork
 from deepinfer_cuda_sm100.groups import OneRank
 from deepinfer_cuda_sm100.options import CudaOptions
-from deepinfer_cuda_sm100.streams import (
-    CudaGraph,
-    CudaStream,
-    DeviceClock,
-    InterpretedStream,
-    RepeatedWork,
-    host_time_us,
-)
+from deepinfer_cuda_sm100.streams import CudaStream, DeviceClock, InterpretedStream, host_time_us
 
 _INTERPRETED_BYTES = 1 << 30
 """Memory that the interpreting runtime says it has: enough for what it can finish."""
@@ -50,8 +44,6 @@ class CudaRuntime:
             torch.cuda.set_device(self._device)
             torch.backends.cuda.matmul.allow_tf32 = False
         self._is_closed = False
-        # One pool for all graphs: they run one after the other, so they may share memory.
-        self._graph_pool = None if options.interpret else torch.cuda.graph_pool_handle()
         self._streams: list[CudaStream | InterpretedStream] = []
         self._group = OneRank()
         self._clock = None if options.interpret else DeviceClock(self._device)
@@ -62,6 +54,11 @@ class CudaRuntime:
             else CudaStream("compute", torch.cuda.default_stream(self._device), self._clock)
         )
         self._copy_stream = self.new_stream("copy")
+        self._graphs = (
+            None
+            if options.interpret
+            else GraphCapture(torch.cuda.default_stream(self._device), self._device)
+        )
 
     @property
     def device(self) -> torch.device:
@@ -124,21 +121,9 @@ class CudaRuntime:
         return torch.Generator(device=self._device).manual_seed(seed)
 
     def capture(self, work: Callable[[], None]) -> CudaGraph | RepeatedWork:
-        """Run `work` once, so that every kernel is compiled and loaded, then capture it.
-
-        The tensors that `work` makes belong to the graph; those it reads must stay where they
-        are. Work that waits for the host cannot be captured.
-        """
+        """Run `work` once, then capture it; see `GraphCapture`."""
         self._require_open("capture")
-        stream = self._compute_stream
-        if isinstance(stream, InterpretedStream):
-            return RepeatedWork(work)
-        stream.enqueue(work)
-        stream.synchronize()
-        graph = torch.cuda.CUDAGraph()
-        with torch.no_grad(), torch.cuda.graph(graph, pool=self._graph_pool, stream=stream.stream):
-            work()
-        return CudaGraph(graph)
+        return RepeatedWork(work) if self._graphs is None else self._graphs.capture(work)
 
     def memory(self) -> MemoryFacts:
         """Memory of the device; what torch has cached and does not use counts as free."""

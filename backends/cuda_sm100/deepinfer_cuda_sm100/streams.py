@@ -1,4 +1,4 @@
-"""Streams, events and graphs of a CUDA device, and their stand-ins under the interpreter."""
+"""Streams and events of a CUDA device, and their stand-ins under the interpreter."""
 
 from __future__ import annotations
 
@@ -109,17 +109,6 @@ class CudaStream:
             )
 
 
-class CudaGraph:
-    """A captured CUDA graph; the tensors that the work made live as long as the graph."""
-
-    def __init__(self, graph: torch.cuda.CUDAGraph) -> None:
-        self._graph = graph
-
-    def replay(self) -> None:
-        """Issue the captured launches; call it inside `Stream.enqueue`."""
-        self._graph.replay()
-
-
 class HappenedEvent:
     """An event of the interpreting runtime, whose work is done when `enqueue` returns."""
 
@@ -181,16 +170,3 @@ class InterpretedStream:
             raise ContractError(
                 f"stream {self.name!r} is closed and takes no calls; create a new runtime"
             )
-
-
-class RepeatedWork:
-    """The interpreter has no graphs: a replay runs the callable again."""
-
-    def __init__(self, work: Callable[[], None]) -> None:
-        self._work = work
-        self.replay()
-
-    def replay(self) -> None:
-        """Run the work again."""
-        with torch.no_grad():
-            self._work()

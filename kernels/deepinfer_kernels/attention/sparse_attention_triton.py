@@ -278,7 +278,15 @@ COMPILE_CASES = (
             "WIDTH": 512, "COMPRESSED": True, "HEADS": _HEADS, "KEYS": _KEYS, "CHUNK": _CHUNK,
             "CHUNKS": 4,
         },
-        num_warps=_WARPS,
+        num_warps=_WARPS, record_bytes=(528, 288),
+    ),
+    CompileCase(
+        "_attend_records", _SIGNATURE,
+        {
+            "WIDTH": 64, "COMPRESSED": False, "HEADS": _HEADS, "KEYS": _KEYS, "CHUNK": 64,
+            "CHUNKS": 1,
+        },
+        num_warps=_WARPS, record_bytes=(66,),
     ),
     CompileCase(
         "_attend_fp32", {**_SIGNATURE, **_FLOATS},

@@ -129,7 +129,13 @@ _SIGNATURE = {
 }  # fmt: skip
 _SIZES = {"WIDTH": 128, "HEADS": 32, "ENTRIES": _ENTRIES, "BLOCK": 128}
 COMPILE_CASES = (
-    CompileCase("_scores", _SIGNATURE, {"RECORDS": True, **_SIZES}),
+    CompileCase("_scores", _SIGNATURE, {"RECORDS": True, **_SIZES}, record_bytes=(68,)),
+    CompileCase(
+        "_scores",
+        _SIGNATURE,
+        {"RECORDS": True, "WIDTH": 64, "HEADS": 16, "ENTRIES": _ENTRIES, "BLOCK": 64},
+        record_bytes=(34,),
+    ),
     CompileCase(
         "_scores",
         {**_SIGNATURE, "q_ptr": "*fp32", "weights_ptr": "*fp32", "cache_ptr": "*fp32"},

@@ -3,7 +3,7 @@
 `plain`: fp32 values. `mxfp8`: e4m3 codes, then ue8m0 scales per 32 (528 bytes for 512 values).
 `nvfp4`: packed E2M1, then e4m3 scales per 16 (288 bytes). `mxfp4`: packed E2M1, then ue8m0 scales
 per 32 (68 bytes for 128 values). The width of rows that are read is a constant, so that the
-compiler sees how far rows are aligned and loads 16 bytes at a time.
+compiler sees how far rows are aligned: 16 bytes at a time, 4 where records are 68 bytes long.
 """
 
 from __future__ import annotations
@@ -60,12 +60,24 @@ def store_record(row_ptr, values, width, RECORD: tl.constexpr, BLOCK: tl.constex
 
 
 @triton.jit
+def _record_starts(base, row, BYTES: tl.constexpr):
+    """Pointers to records of BYTES.
+
+    The offset's alignment is stated, because Triton 3.6 gets it wrong for some rows: a sum such as
+    block * 16 + entry % 16 counts as a multiple of 16, and 68-byte records were read 16 bytes at a
+    time, which a GPU refuses as a misaligned address.
+    """
+    ALIGNED: tl.constexpr = BYTES & -BYTES
+    return base + tl.multiple_of(row * BYTES, ALIGNED)
+
+
+@triton.jit
 def load_mxfp8(
     base, row, present, WIDTH: tl.constexpr, FIRST: tl.constexpr, ROWS: tl.constexpr,
     BLOCK: tl.constexpr, DTYPE: tl.constexpr,
 ):  # fmt: skip
     """[ROWS, BLOCK] values of `mxfp8` rows from column FIRST on; zero where there is nothing."""
-    start = base + row * (WIDTH + WIDTH // 32)
+    start = _record_starts(base, row, WIDTH + WIDTH // 32)
     group = tl.arange(0, BLOCK // 32)
     column = FIRST + group[None, :, None] * 32 + tl.arange(0, 32)[None, None, :]
     codes = tl.load(
@@ -87,7 +99,7 @@ def load_fp4(
     ROWS: tl.constexpr, BLOCK: tl.constexpr, DTYPE: tl.constexpr,
 ):  # fmt: skip
     """[ROWS, BLOCK] values of `mxfp4` (GROUP 32) or `nvfp4` (GROUP 16) rows from FIRST on."""
-    start = base + row * (WIDTH // 2 + WIDTH // GROUP)
+    start = _record_starts(base, row, WIDTH // 2 + WIDTH // GROUP)
     group = tl.arange(0, BLOCK // GROUP)
     column = FIRST // 2 + group[None, :, None] * (GROUP // 2)
     column += tl.arange(0, GROUP // 2)[None, None, :]

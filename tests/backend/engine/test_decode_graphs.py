@@ -24,7 +24,7 @@ class Replaying(ReferenceBackend):
     features = ReferenceBackend.features | {DECODE_GRAPHS}
 
 
-def answers(backend: ReferenceBackend, numerics: Numerics) -> list[RequestOutput]:
+def answers(backend: ReferenceBackend, numerics: Numerics, async_depth: int) -> list[RequestOutput]:
     """Seven requests of different lengths, so that the batch shrinks through several tiers."""
     config = override(
         EngineConfig(),
@@ -33,6 +33,7 @@ def answers(backend: ReferenceBackend, numerics: Numerics) -> list[RequestOutput
             "numerics": numerics.value,
             "max_model_len": 256,
             "scheduler.max_num_seqs": 8,
+            "scheduler.async_depth": async_depth,
             "cache.block_size": 16,
         },
     )
@@ -49,11 +50,15 @@ def answers(backend: ReferenceBackend, numerics: Numerics) -> list[RequestOutput
         return llm.generate(prompts, params)
 
 
-@pytest.mark.parametrize("numerics", list(Numerics))
-def test_replayed_steps_change_no_token(numerics: Numerics) -> None:
+@pytest.mark.parametrize(
+    ("numerics", "async_depth"),
+    [(Numerics.EXACT, 0), (Numerics.EXACT, 1), (Numerics.EXACT, 2), (Numerics.NORMATIVE, 1)],
+)
+def test_replayed_steps_change_no_token(numerics: Numerics, async_depth: int) -> None:
+    """With steps in flight, a graph is filled with inputs that were corrected on the device."""
     config = BackendConfig("reference", numerics, {"runtime": "inline"})
-    plain = answers(ReferenceBackend(config), numerics)
-    replayed = answers(Replaying(config), numerics)
+    plain = answers(ReferenceBackend(config), numerics, 0)
+    replayed = answers(Replaying(config), numerics, async_depth)
     for own, expected in zip(replayed, plain, strict=True):
         assert own.outputs[0].token_ids == expected.outputs[0].token_ids
         assert own.outputs[0].logprobs == expected.outputs[0].logprobs
