@@ -22,8 +22,9 @@ settings.load_profile("dev")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Add `--runslow`."""
+    """Add `--runslow` and `--backend`."""
     parser.addoption("--runslow", action="store_true", help="run tests marked slow, too")
+    parser.addoption("--backend", help="run the golden fixtures on this backend alone")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -31,15 +31,15 @@ from deepinfer_conformance.suite_report import ProfileVerdict, SuiteReport
 from deepinfer_conformance.suite_run import Selection, run_suite, selected_cases
 
 _EPILOG = """\
+A query is a prefix or a pattern of case ids; --list shows them. Exit code 1: something failed
+that was not expected to. The reference is compared with plain float64 loops, every other backend
+with the reference on the CPU, on bit-identical inputs.
+
 examples:
   deepinfer conformance --backend reference --quick
   deepinfer conformance --backend mychip --report build/conformance
   deepinfer conformance --backend mychip 'ops/moe/'
   deepinfer conformance diff build/before build/after
-
-A query is a prefix or a pattern of case ids; --list shows them. Exit code 1: something failed
-that was not expected to. The reference is compared with plain float64 loops, every other backend
-with the reference on the CPU, on bit-identical inputs.
 """
 _SHOWN_FAILURES = 12
 

@@ -15,6 +15,7 @@ from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from typing import Protocol
 
+from deepinfer.device.backend import labels_of
 from deepinfer.device.errors import DeepInferError
 from deepinfer.device.numerics import Numerics
 from deepinfer_conformance.bench import Bench
@@ -63,8 +64,7 @@ def greeting_of(bench: Bench) -> Greeting:
         backend = bench.under_test(Numerics.NORMATIVE)
     except DeepInferError as error:
         return Greeting(refusal=str(error))
-    labels = tuple(getattr(backend, "labels", ()))
-    return Greeting(backend.features, str(backend.runtime.device), labels)
+    return Greeting(backend.features, str(backend.runtime.device), labels_of(backend))
 
 
 def run_guarded(case: SuiteCase, bench: Bench) -> Outcome:

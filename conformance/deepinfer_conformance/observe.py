@@ -17,6 +17,7 @@ from deepinfer.device.handles import RowCache
 from deepinfer.device.op import OpSpec
 from deepinfer.device.ops.engram import engram_fetch_wait
 from deepinfer.device.ops.moe import moe_combine, moe_experts
+from deepinfer.device.runtime import run_on
 from deepinfer.device.samples.canonical import CanonicalBatch, CanonicalCache
 from deepinfer.device.samples.moe import PROBE_LIMIT, probe_experts
 from deepinfer.device.samples.registry import Arguments
@@ -70,21 +71,17 @@ def run_op(backend: Backend, spec: OpSpec[..., Any], canonical: Arguments) -> Ou
     Raises:
         DeepInferError: whatever the op refuses.
     """
-    found: list[Outputs] = []
 
-    def work() -> None:
+    def work() -> Outputs:
         arguments = Materializer(backend).arguments(canonical)
         result = backend.ops[spec](**arguments)
         result = _see_through(spec, backend, result, arguments=arguments, canonical=canonical)
         outputs = named_outputs(result)
         for name in spec.mutates:
             outputs[name] = _contents(arguments[name], backend.runtime.device)
-        found.append({name: tensor.cpu() for name, tensor in outputs.items()})
+        return {name: tensor.cpu() for name, tensor in outputs.items()}
 
-    stream = backend.runtime.compute_stream
-    stream.enqueue(work)
-    stream.synchronize()
-    return normal_form(spec, found[0], canonical)
+    return normal_form(spec, run_on(backend.runtime.compute_stream, work), canonical)
 
 
 def run_truth(

@@ -95,8 +95,9 @@ class Outcome:
 
     @property
     def group(self) -> str:
-        """The id without the sample: the op or the scenario."""
-        return self.case_id.partition(":")[0]
+        """The op, the scenario or the feature the case belongs to."""
+        name = self.case_id.partition(":")[0]
+        return "/".join(name.split("/")[:2]) if name.startswith("features/") else name
 
     @property
     def worst(self) -> Measure | None:

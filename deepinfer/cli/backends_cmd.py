@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from deepinfer.cli.options import add_common_options, resolve_config
+from deepinfer.device.errors import ConfigError
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -23,6 +24,7 @@ The chosen backend (backend.name) is marked with an arrow. Nothing heavy is impo
 examples:
   deepinfer backends
   deepinfer backends --explain --backend reference --json backends.json
+  deepinfer backends --explain --assume ascend950
 """
 
 
@@ -40,6 +42,12 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         action="store_true",
         help="for each op, show the implementation that the chosen backend uses, and why",
     )
+    parser.add_argument(
+        "--assume",
+        metavar="BACKEND",
+        help="with --explain: show what this backend would use on its own device, which need not "
+        "be here",
+    )
     add_common_options(parser)
 
 
@@ -47,24 +55,32 @@ def run(args: argparse.Namespace) -> int:
     """Run `backends`; the exit code.
 
     Raises:
-        ConfigError: with `--explain`, the chosen backend is not installed.
-        CapabilityError: with `--explain`, the chosen backend is not available.
+        ConfigError: with `--explain`, the chosen backend is not installed; `--assume` alone.
+        CapabilityError: with `--explain`, the chosen backend is not available, or the assumed
+            one cannot tell without its device.
     """
+    if args.assume is not None and not args.explain:
+        raise ConfigError(f"--assume {args.assume} explains nothing by itself; add --explain")
     config = resolve_config(args)
 
     from deepinfer.cli.console import stdout_console
     from deepinfer.cli.report import write_json
     from deepinfer.device.registry import list_backends
 
-    infos = list_backends()
+    infos = list_backends({config.backend.name: config.backend.options})
     console = stdout_console()
     _show_backends(console, infos, config.backend.name)
     choices: list[OpChoice] = []
     if args.explain:
-        from deepinfer.device.explain import explain_backend
+        from deepinfer.device.explain import explain_assumed, explain_backend
 
-        choices = explain_backend(config.backend.name, config.backend.options)
-        _show_choices(console, choices, config.backend.name)
+        if args.assume is None:
+            choices = explain_backend(config.backend.name, config.backend.options)
+            _show_choices(console, choices, f"ops of {config.backend.name}")
+        else:
+            same = args.assume == config.backend.name
+            choices = explain_assumed(args.assume, config.backend.options if same else {})
+            _show_choices(console, choices, f"plan of {args.assume} (assumed, not run here)")
     if args.json is not None:
         figures = _to_json(infos, choices)
         write_json(args.json, command="backends", figures=figures, config=config)
@@ -94,15 +110,19 @@ def _show_backends(console: Console, infos: Sequence[BackendInfo], chosen: str) 
     console.print(Text(f"Python {platform.python_version()}, torch {_torch_version()}", "dim"))
 
 
-def _show_choices(console: Console, choices: Sequence[OpChoice], backend: str) -> None:
+def _show_choices(console: Console, choices: Sequence[OpChoice], title: str) -> None:
     from rich.table import Table
     from rich.text import Text
 
-    table = Table(title=f"ops of {backend}", title_justify="left")
-    for heading in ("op", "implementation", "reason"):
+    headings = ["op", "implementation", "reason"]
+    if any(choice.layout for choice in choices):
+        headings.append("layout")
+    table = Table(title=title, title_justify="left")
+    for heading in headings:
         table.add_column(heading, overflow="fold")
     for choice in choices:
-        table.add_row(Text(choice.op), Text(choice.implementation), Text(choice.reason))
+        cells = (choice.op, choice.implementation, choice.reason, choice.layout)
+        table.add_row(*(Text(cell) for cell in cells[: len(headings)]))
     console.print(table)
 
 
@@ -121,7 +141,12 @@ def _to_json(infos: Sequence[BackendInfo], choices: Sequence[OpChoice]) -> Mappi
         for info in infos
     ]
     ops = [
-        {"op": choice.op, "implementation": choice.implementation, "reason": choice.reason}
+        {
+            "op": choice.op,
+            "implementation": choice.implementation,
+            "reason": choice.reason,
+            "layout": choice.layout,
+        }
         for choice in choices
     ]
     return {"backends": backends, "ops": ops}

@@ -22,6 +22,9 @@ from deepinfer.device.op import OpTable
 from deepinfer.device.runtime import Runtime
 from deepinfer.device.weights import StoredTensor
 
+DECODE_GRAPHS = "decode_graphs"
+"""Feature of a backend on which a decode step replayed as a graph is faster than its launches."""
+
 
 class CacheKind(enum.Enum):
     """Kinds of row caches; their record (byte format) is the backend's choice per numerics."""
@@ -96,3 +99,11 @@ class Backend(Protocol):
     def close(self) -> None:
         """Close the runtime."""
         ...
+
+
+def labels_of(backend: Backend) -> tuple[str, ...]:
+    """What every result of the backend has to say of it, for example `emulated`.
+
+    A backend may have an attribute `labels`; one that computes on its own device needs none.
+    """
+    return tuple(getattr(backend, "labels", ()))

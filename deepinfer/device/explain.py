@@ -8,11 +8,11 @@ from deepinfer.device.backend_config import BackendConfig
 from deepinfer.device.numerics import Numerics
 from deepinfer.device.op import OpChoice
 from deepinfer.device.ops import load_all
-from deepinfer.device.registry import load_backend
+from deepinfer.device.registry import load_backend, plan_backend
 
 
 def explain_backend(name: str, options: Mapping[str, object]) -> list[OpChoice]:
-    """One choice per declared op, in order of family and name.
+    """One choice per declared op of the backend that runs here, in order of family and name.
 
     Args:
         name: entry point name of the backend.
@@ -29,3 +29,17 @@ def explain_backend(name: str, options: Mapping[str, object]) -> list[OpChoice]:
         return list(backend.ops.explain())
     finally:
         backend.close()
+
+
+def explain_assumed(name: str, options: Mapping[str, object]) -> list[OpChoice]:
+    """One choice per declared op, as the backend would make it on its own device.
+
+    Args:
+        name: entry point name of the backend; it need not be available here.
+        options: its `backend.options`.
+    Raises:
+        ConfigError: unknown backend or option.
+        CapabilityError: the backend cannot tell without its device.
+    """
+    load_all()
+    return list(plan_backend(BackendConfig(name, Numerics.NORMATIVE, dict(options))))

@@ -12,7 +12,7 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Generic, ParamSpec, TypeVar, cast
 
 import torch
@@ -103,11 +103,19 @@ def declared_ops() -> dict[str, OpSpec[..., Any]]:
 
 @dataclass(frozen=True, slots=True)
 class OpChoice:
-    """What was chosen for an op and why; a row of `deepinfer backends --explain`."""
+    """What was chosen for an op and why; a row of `deepinfer backends --explain`.
+
+    Attributes:
+        op: family and name.
+        implementation: the function, `composed`, or `-` where there is none.
+        reason: why this one.
+        layout: dtypes and layouts it works on; empty where the backend does not say.
+    """
 
     op: str
     implementation: str
     reason: str
+    layout: str = ""
 
 
 def _checked(
@@ -127,6 +135,7 @@ class _Implementation:
     function: Callable[..., Any]
     label: str
     reason: str
+    layout: str = ""
 
 
 class OpTable:
@@ -147,9 +156,14 @@ class OpTable:
         self._composed: dict[str, Callable[..., Any]] = {}
 
     def implements(
-        self, spec: OpSpec[P, R], *, reason: str = "implemented by the backend"
+        self, spec: OpSpec[P, R], *, reason: str = "implemented by the backend", layout: str = ""
     ) -> Callable[[Callable[P, R]], Callable[P, R]]:
         """Register the decorated function as this backend's implementation of `spec`.
+
+        Args:
+            spec: the contract.
+            reason: why this implementation and no other, for `explain`.
+            layout: dtypes and layouts it works on, for `explain`.
 
         Raises:
             ContractError: parameter names differ from the contract, or it is registered twice.
@@ -166,7 +180,7 @@ class OpTable:
             if spec.name in self._implementations:
                 raise ContractError(f"{self.backend}: {spec.name} is implemented twice")
             label = f"{function.__module__}.{function.__qualname__}"
-            self._implementations[spec.name] = _Implementation(function, label, reason)
+            self._implementations[spec.name] = _Implementation(function, label, reason, layout)
             return function
 
         return register
@@ -212,9 +226,8 @@ class OpTable:
         table = OpTable(self.backend, device=self.device, dtype=self.dtype)
         activation: torch.dtype = getattr(torch, self.dtype)
         for name, own in self._implementations.items():
-            table._implementations[name] = _Implementation(
-                _checked(_REGISTRY[name], own.function, activation), own.label, own.reason
-            )
+            guarded = _checked(_REGISTRY[name], own.function, activation)
+            table._implementations[name] = replace(own, function=guarded)
         return table
 
     def explain(self) -> Iterator[OpChoice]:
@@ -223,7 +236,7 @@ class OpTable:
             name = f"{spec.family}/{spec.name}"
             own = self._implementations.get(spec.name)
             if own is not None:
-                yield OpChoice(name, own.label, own.reason)
+                yield OpChoice(name, own.label, own.reason, own.layout)
             elif spec in self:
                 yield OpChoice(name, "composed", "built from smaller ops of this backend")
             else:

@@ -20,11 +20,14 @@ from deepinfer.device.errors import CapabilityError, ConfigError
 from deepinfer.device.probe import SEAM_VERSION, Probe
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
     from deepinfer.device.backend import Backend
+    from deepinfer.device.op import OpChoice
 
 logger = logging.getLogger(__name__)
 
-_HOOK_NAMES = ("deepinfer_probe", "deepinfer_create_backend")
+_REQUIRED_HOOKS = ("deepinfer_probe", "deepinfer_create_backend")
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,10 +72,16 @@ class _PluginError(Exception):
     """A plugin cannot be imported, registered or probed; the message says why."""
 
 
-def list_backends() -> list[BackendInfo]:
-    """Return every installed backend, sorted by name; a broken plugin is listed with its error."""
+def list_backends(options: Mapping[str, Mapping[str, object]] | None = None) -> list[BackendInfo]:
+    """Return every installed backend, sorted by name; a broken plugin is listed with its error.
+
+    Args:
+        options: `backend.options` to probe a backend with, by its name.
+    """
+    chosen = options or {}
     entry_points = importlib.metadata.entry_points(group=hookspecs.ENTRY_POINT_GROUP)
-    return sorted((_inspect(ep) for ep in entry_points), key=lambda info: (info.name, info.module))
+    infos = (_inspect(ep, chosen.get(ep.name, {})) for ep in entry_points)
+    return sorted(infos, key=lambda info: (info.name, info.module))
 
 
 def load_backend(config: BackendConfig) -> Backend:
@@ -88,12 +97,9 @@ def load_backend(config: BackendConfig) -> Backend:
     info = BackendInfo(entry_point.name, entry_point.value, _distribution(entry_point), None, "")
     try:
         manager = _register(entry_point)
-        probe = _probe(manager, entry_point.name)
+        probe = _probe(manager, entry_point.name, config.options)
     except _PluginError as error:
-        raise CapabilityError(
-            f"{info.title} cannot be loaded: {error}; repair or uninstall this package, or choose "
-            "another backend"
-        ) from error
+        raise _cannot_load(info, error) from error
     if probe.seam_version != SEAM_VERSION:
         raise CapabilityError(f"{info.title}: {_seam_mismatch(probe.seam_version)}")
     if not probe.available:
@@ -111,6 +117,37 @@ def load_backend(config: BackendConfig) -> Backend:
         )
     logger.info("using %s on %s", info.title, probe.device)
     return backend
+
+
+def plan_backend(config: BackendConfig) -> Sequence[OpChoice]:
+    """Return what the backend that `config.name` selects would use on its device.
+
+    Args:
+        config: name of an entry point of the group `deepinfer.backends`, numerics and options.
+    Raises:
+        ConfigError: no installed package, or more than one, has a backend of this name.
+        CapabilityError: the plugin is broken, or cannot tell without its device.
+    """
+    entry_point = _find(config.name)
+    info = BackendInfo(entry_point.name, entry_point.value, _distribution(entry_point), None, "")
+    try:
+        manager = _register(entry_point)
+    except _PluginError as error:
+        raise _cannot_load(info, error) from error
+    plan: Sequence[OpChoice] | None = manager.hook.deepinfer_plan(config=config)
+    if plan is None:
+        raise CapabilityError(
+            f"{info.title} has no hook deepinfer_plan, so it says what it uses only where it is "
+            "available: leave out --assume and run there"
+        )
+    return plan
+
+
+def _cannot_load(info: BackendInfo, error: _PluginError) -> CapabilityError:
+    return CapabilityError(
+        f"{info.title} cannot be loaded: {error}; repair or uninstall this package, or choose "
+        "another backend"
+    )
 
 
 def _find(name: str) -> importlib.metadata.EntryPoint:
@@ -139,10 +176,12 @@ def _find(name: str) -> importlib.metadata.EntryPoint:
     )
 
 
-def _inspect(entry_point: importlib.metadata.EntryPoint) -> BackendInfo:
+def _inspect(
+    entry_point: importlib.metadata.EntryPoint, options: Mapping[str, object]
+) -> BackendInfo:
     distribution = _distribution(entry_point)
     try:
-        probe = _probe(_register(entry_point), entry_point.name)
+        probe = _probe(_register(entry_point), entry_point.name, options)
     except _PluginError as error:
         logger.debug("backend %s of %s", entry_point.name, distribution, exc_info=True)
         return BackendInfo(entry_point.name, entry_point.value, distribution, None, str(error))
@@ -158,7 +197,7 @@ def _register(entry_point: importlib.metadata.EntryPoint) -> pluggy.PluginManage
     except Exception as error:
         # Foreign code runs here: whatever it raises becomes a reason that names the plugin.
         raise _PluginError(f"{type(error).__name__}: {error}") from error
-    for hook in _HOOK_NAMES:
+    for hook in _REQUIRED_HOOKS:
         if not getattr(manager.hook, hook).get_hookimpls():
             raise _PluginError(
                 f"the hook {hook} is not implemented; define it in {entry_point.value} and mark it "
@@ -167,9 +206,9 @@ def _register(entry_point: importlib.metadata.EntryPoint) -> pluggy.PluginManage
     return manager
 
 
-def _probe(manager: pluggy.PluginManager, name: str) -> Probe:
+def _probe(manager: pluggy.PluginManager, name: str, options: Mapping[str, object]) -> Probe:
     try:
-        probe = manager.hook.deepinfer_probe()
+        probe = manager.hook.deepinfer_probe(options=options)
     except Exception as error:
         # Foreign code again, see _register.
         raise _PluginError(f"deepinfer_probe: {type(error).__name__}: {error}") from error

@@ -8,6 +8,7 @@ corrected from it before the forward (ZO-5).
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -15,13 +16,14 @@ import torch
 from torch import Tensor
 
 from deepinfer.config import EngineConfig
-from deepinfer.device.backend import Backend
+from deepinfer.device.backend import DECODE_GRAPHS, Backend
 from deepinfer.device.ops import sampling, state
 from deepinfer.device.ops.sampling import LogitControls, Logprobs
 from deepinfer.device.ops.state import StepInputs, StepResults
 from deepinfer.device.runtime import StepKind, run_on
 from deepinfer.engine.batch_builder import BuiltStep
-from deepinfer.engine.kv_sizing import num_kv_blocks
+from deepinfer.engine.kv_sizing import longest_sequence, num_kv_blocks
+from deepinfer.engine.memory_plan import MemoryPlan
 from deepinfer.engine.remap import ResultRing
 from deepinfer.engine.sampling_batch import SamplingBatch
 from deepinfer.engine.step_runner import PreSamplerSync
@@ -35,7 +37,10 @@ from deepinfer.engine.step_state import (
 from deepinfer.engine.step_upload import DeviceStep, StepUpload
 from deepinfer.model.caches import CacheGeometry, ModelCaches
 from deepinfer.model.config import V41Config
+from deepinfer.model.decode_graphs import DecodeGraphs
 from deepinfer.model.step_batch import StepBatch
+
+_log = logging.getLogger(__name__)
 
 
 class StepModel(Protocol):
@@ -102,7 +107,14 @@ class Worker:
     def for_engine(
         cls, config: EngineConfig, backend: Backend, model: StepModel, model_config: V41Config
     ) -> Worker:
-        """A worker with the caches that the configuration asks for."""
+        """A worker with the caches that the configuration asks for.
+
+        Decode steps are replayed as graphs where the backend says that this is faster. Inputs are
+        corrected before a graph is filled, so a graph never sees what the host guessed.
+
+        Raises:
+            ConfigError: the caches do not fit into the device's memory.
+        """
         scheduler = config.scheduler
         geometry = CacheGeometry.for_engine(
             model_config,
@@ -112,6 +124,12 @@ class Worker:
             max_num_tokens=scheduler.max_num_tokens,
             async_depth=scheduler.async_depth,
         )
+        plan = MemoryPlan.of(model_config, geometry, backend)
+        plan.require_room()
+        _log.info("%s", plan)
+        if DECODE_GRAPHS in backend.features:
+            longest = longest_sequence(config, model_config)
+            model = DecodeGraphs(model, backend, max_key_len=longest)
         return cls(backend, model, geometry, model_config, async_depth=scheduler.async_depth)
 
     @property

@@ -87,7 +87,7 @@ class ModelCaches:
     def __init__(self, config: V41Config, geometry: CacheGeometry, backend: Backend) -> None:
         self.geometry = geometry
         width = config.head_dim
-        device = backend.runtime.device
+        device = self._device = backend.runtime.device
         ring_rows = geometry.max_num_seqs * geometry.ring
         self.windows: list[RowCache] = [
             backend.create_cache(CacheKind.WINDOW, ring_rows, width)
@@ -133,7 +133,7 @@ class ModelCaches:
             (self.draft_windows, self.geometry.draft_ring),
         ):
             for cache in caches:
-                cache.poison(torch.arange(slot * ring, (slot + 1) * ring))
+                cache.poison(torch.arange(slot * ring, (slot + 1) * ring, device=self._device))
         pending = self.geometry.pending_ring
         for rows in self.pending.values():
             rows[slot * pending : (slot + 1) * pending] = float("nan")

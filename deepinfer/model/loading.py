@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from deepinfer.device.backend import Backend
+from deepinfer.device.backend import Backend, labels_of
 from deepinfer.device.errors import ConfigError
 from deepinfer.device.runtime import run_on
 from deepinfer.device.weights import Parameters
@@ -31,7 +31,7 @@ class LoadedModel:
     Attributes:
         config: the model configuration.
         backbone: ready to run.
-        marks: for example `random_weights`.
+        marks: labels of the backend, and for example `random_weights`.
         drafter: beside the backbone when it was asked for.
     """
 
@@ -79,13 +79,13 @@ def load_model(
     draft_ops = DraftOps(backend.ops) if with_drafter else None
     groups = BACKBONE_GROUPS | ({TensorGroup.DSPARK} if with_drafter else set())
     parameters: Parameters
-    marks: tuple[str, ...] = ()
+    marks = labels_of(backend)
     if reader is not None:
         parameters = reader.parameters(groups=groups)
     else:
         assert random_seed is not None  # without a reader
         parameters = random_stored(config, random_seed, groups=groups)
-        marks = (RANDOM_WEIGHTS_MARK,)
+        marks = (*marks, RANDOM_WEIGHTS_MARK)
     token_map = load_token_map(checkpoint, config)
     longest = max_positions or config.max_position_embeddings
 

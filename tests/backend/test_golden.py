@@ -37,17 +37,33 @@ class Fixture(NamedTuple):
     backend: Backend
 
 
-@pytest.fixture(scope="module", params=["reference"])
-def backend_name(request: pytest.FixtureRequest) -> str:
-    """Every backend that computes exact fp32."""
-    name: str = request.param
-    return name
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    """Tiny matrices are faster without helpers, and helpers that wait for a core are slow."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Run on the backend that `--backend` names, else on all that compute exact fp32 anywhere."""
+    if "config" not in metafunc.fixturenames:
+        return
+    chosen: str | None = metafunc.config.getoption("--backend")
+    configs = {
+        "reference": BackendConfig("reference", Numerics.EXACT),
+        "ascend950-emulated": BackendConfig("ascend950", Numerics.EXACT, {"emulated": True}),
+    }
+    if chosen is not None:
+        configs = {chosen: BackendConfig(chosen, Numerics.EXACT)}
+    metafunc.parametrize("config", configs.values(), ids=configs.keys(), scope="module")
 
 
 @pytest.fixture(scope="module", params=["tiny_a", "tiny_b"])
-def golden(request: pytest.FixtureRequest, backend_name: str) -> Iterator[Fixture]:
+def golden(request: pytest.FixtureRequest, config: BackendConfig) -> Iterator[Fixture]:
     folder = GOLDEN / request.param
-    backend = load_backend(BackendConfig(backend_name, Numerics.EXACT))
+    backend = load_backend(config)
     loaded = load_model(folder / "checkpoint", backend, max_positions=512)
     cases = json.loads((folder / "cases.json").read_text())
     yield Fixture(folder, cases, load_file(folder / "cases.safetensors"), loaded, backend)
@@ -112,8 +128,12 @@ def test_token_by_token_decoding_gives_the_golden_values(golden: Fixture) -> Non
 
 
 @pytest.mark.parametrize("numerics", list(Numerics))
-def test_chunking_and_decoding_change_no_bit(backend_name: str, numerics: Numerics) -> None:
-    backend = load_backend(BackendConfig(backend_name, numerics))
+def test_chunking_and_decoding_change_no_bit(
+    request: pytest.FixtureRequest, numerics: Numerics
+) -> None:
+    """On the reference, or the backend that `--backend` names."""
+    name = request.config.getoption("--backend") or "reference"
+    backend = load_backend(BackendConfig(name, numerics))
     folder = GOLDEN / "tiny_a"
     loaded = load_model(folder / "checkpoint", backend, max_positions=512)
     ids = json.loads((folder / "cases.json").read_text())["cases"][-2]["prompt_ids"]

@@ -34,7 +34,7 @@ from deepinfer.device.ops import (
     spec,
     state,
 )
-from deepinfer.device.ops.mhc import MhcMix
+from deepinfer.device.ops.mhc import MhcBoundary, MhcMix
 from deepinfer.device.ops.moe import Routing
 from deepinfer.device.ops.sampling import LogitControls, Logprobs, SampleParams
 from deepinfer.device.ops.spec import DraftPlan
@@ -147,6 +147,45 @@ def _unnormed_ratio(spec: OpSpec[..., Any]) -> Mutant:
     return _with(spec, "eps-wrong", eps=lambda eps: eps + 1e-3)
 
 
+def _boundary(name: str, change: Callable[[Function, dict[str, Any]], MhcBoundary]) -> Mutant:
+    """A boundary that gets all its arguments by name."""
+
+    def mutate(function: Function) -> Function:
+        def mhc_boundary(*args: Any, **kwargs: Any) -> MhcBoundary:  # noqa: ANN401
+            return change(function, _bound(mhc.mhc_boundary, args, kwargs))
+
+        mhc_boundary.__signature__ = mhc.mhc_boundary.signature  # type: ignore[attr-defined]
+        return mhc_boundary
+
+    return Mutant(mhc.mhc_boundary, name, mutate)
+
+
+def _own_pre(function: Function, bound: dict[str, Any]) -> MhcBoundary:
+    """Collapses with the pre it has just computed, which belongs to the sublayer after next."""
+    right: MhcBoundary = function(**bound)
+    moved = bound["mix"]._replace(pre=right.mix.pre)
+    wrong: MhcBoundary = function(**{**bound, "mix": moved})
+    return right._replace(x=wrong.x)
+
+
+def _post_of_the_next(function: Function, bound: dict[str, Any]) -> MhcBoundary:
+    """Expands with the mixing of the next sublayer."""
+    right: MhcBoundary = function(**bound)
+    wrong: MhcBoundary = function(**{**bound, "mix": right.mix._replace(pre=bound["mix"].pre)})
+    return wrong
+
+
+def _without_candidates(function: Function) -> Function:
+    """The second level of the selection left out: a layer searches everything."""
+
+    def index_select(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+        bound = _bound(indexer.index_select, args, kwargs)
+        return function(**{**bound, "candidates": None})
+
+    index_select.__signature__ = indexer.index_select.signature  # type: ignore[attr-defined]
+    return index_select
+
+
 def _next_position(params: SampleParams) -> SampleParams:
     return params._replace(positions=params.positions + 1)
 
@@ -216,6 +255,11 @@ MUTANTS: tuple[Mutant, ...] = (
     _with(mhc.mhc_collapse, "streams-swapped", pre=_shift_columns),
     _with(mhc.mhc_collapse_norm, "streams-swapped", pre=_shift_columns),
     _with(mhc.mhc_expand, "comb-transposed", comb=lambda c: c.transpose(1, 2)),
+    _boundary("own-pre", _own_pre),
+    _boundary("next-mixing", _post_of_the_next),
+    Mutant(indexer.index_select, "candidates-ignored", _without_candidates),
+    _with(attention.rope, "cos-and-sin-swapped", rope_table=_swap_gates),
+    _with(moe.moe_gate, "scale-twice", route_scale=lambda scale: scale * scale),
     _with(moe.moe_gate, "bias-ignored", bias=torch.zeros_like),
     _after(moe.moe_gate, "route-scale-dropped", _renormalised),
     _with(moe.moe_dispatch, "experts-swapped", routing=_next_expert),
@@ -271,6 +315,9 @@ def _mutated(backend: ReferenceBackend, mutant: Mutant) -> ReferenceBackend:
         if op.compose is None:
             function = backend.ops[op]
             table.implements(op)(mutant.mutate(function) if op is mutant.spec else function)
+    if mutant.spec.compose is not None:
+        # A backend that has the composite as one op of its own, and has it wrong.
+        table.implements(mutant.spec)(mutant.mutate(mutant.spec.compose(table)))
     backend.ops = table
     return backend
 

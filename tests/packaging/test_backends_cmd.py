@@ -6,6 +6,7 @@ import json
 import resource
 import subprocess
 from collections.abc import Callable
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -27,9 +28,18 @@ def test_every_in_tree_backend_is_listed_with_reasons_unless_available(tmp_path:
     backends = {entry["name"]: entry for entry in figures(tmp_path / "out.json")["backends"]}
     assert backends["reference"]["available"]
     assert backends["reference"]["distribution"].startswith("deepinfer-hal ")
-    for name in ("cuda_sm100", "ascend950"):
-        assert not backends[name]["available"]
-        assert f"{name} has no kernels yet" in backends[name]["reasons"][0]
+    assert not backends["ascend950"]["available"]
+    assert "no Ascend NPU" in backends["ascend950"]["reasons"][0]
+    cuda = backends["cuda_sm100"]
+    assert cuda["available"] is not bool(cuda["reasons"])  # this machine may have a GPU
+
+
+def test_options_of_the_chosen_backend_reach_its_probe(tmp_path: Path) -> None:
+    arguments = ("--backend", "ascend950", "--set", "backend.options.emulated=true")
+    found = figures(tmp_path / "out.json", *arguments)["backends"]
+    (ascend,) = [entry for entry in found if entry["name"] == "ascend950"]
+    assert ascend["available"]
+    assert "emulating" in ascend["device"]
 
 
 def test_table_marks_the_chosen_backend_and_prints_reasons(
@@ -38,8 +48,8 @@ def test_table_marks_the_chosen_backend_and_prints_reasons(
     assert main(["backends"]) == 0
     text = capsys.readouterr().out
     assert "→ reference" in text
-    assert "cuda_sm100 is not available:" in text
-    assert "no kernels yet" in text
+    assert "ascend950 is not available:" in text
+    assert "no Ascend NPU" in text
 
 
 def test_explain_gives_implementation_and_reason_of_each_op(tmp_path: Path) -> None:
@@ -48,11 +58,46 @@ def test_explain_gives_implementation_and_reason_of_each_op(tmp_path: Path) -> N
     assert all(choice["op"] and choice["implementation"] and choice["reason"] for choice in ops)
 
 
+@pytest.mark.skipif(find_spec("triton") is None, reason="Triton exists for Linux only")
+def test_explain_says_that_kernels_are_interpreted(run_python: RunPython, tmp_path: Path) -> None:
+    out = tmp_path / "out.json"
+    code = (
+        "from deepinfer.cli import main\n"
+        "assert main(['backends', '--explain', '--backend', 'cuda_sm100', '--set',\n"
+        f"  'backend.options.interpret=true', '--json', {str(out)!r}]) == 0\n"
+    )
+    done = run_python(code)
+    assert done.returncode == 0, done.stderr
+    ops = json.loads(out.read_text(encoding="utf-8"))["figures"]["ops"]
+    reasons = {choice["op"]: choice["reason"] for choice in ops}
+    assert "interpreted on the CPU" in reasons["quant/linear"]
+    assert "torch index_select" in reasons["quant/embed"]
+    assert "missing" not in " ".join(reasons.values())
+
+
+def test_assumed_backend_is_explained_without_its_device(tmp_path: Path) -> None:
+    ops = figures(tmp_path / "out.json", "--explain", "--assume", "ascend950")["ops"]
+    choices = {choice["op"]: choice for choice in ops}
+    assert "npu_grouped_matmul" in choices["moe/moe_experts"]["reason"]
+    assert "antiquant_scale" in choices["moe/moe_experts"]["layout"]
+    assert all(choice["reason"] and choice["implementation"] != "-" for choice in ops)
+
+
+def test_assuming_without_explaining_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["backends", "--assume", "ascend950"]) == 2
+    assert "add --explain" in capsys.readouterr().err
+
+
+def test_backend_without_a_plan_cannot_be_assumed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["backends", "--explain", "--assume", "reference"]) == 2
+    assert "deepinfer_plan" in capsys.readouterr().err
+
+
 def test_explain_of_an_unavailable_backend_fails_with_the_reasons(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    assert main(["backends", "--explain", "--backend", "cuda_sm100"]) == 2
-    assert "no kernels yet" in capsys.readouterr().err
+    assert main(["backends", "--explain", "--backend", "ascend950"]) == 2
+    assert "no Ascend NPU" in capsys.readouterr().err
 
 
 def test_listing_imports_no_torch_and_takes_less_than_a_second(run_python: RunPython) -> None:

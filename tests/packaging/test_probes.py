@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 
 from deepinfer.device.probe import Finding, Probe, find_package
-from deepinfer_ascend950.probe import probe_ascend950
-from deepinfer_cuda_sm100.probe import probe_cuda_sm100
+from deepinfer_ascend950.probe import probe_ascend950, probe_emulation
+from deepinfer_cuda_sm100.plugin import deepinfer_probe
+from deepinfer_cuda_sm100.probe import probe_cuda_sm100, probe_interpreter
 
 Write = Callable[[str, str], None]
 
@@ -67,30 +68,60 @@ def test_find_package_gives_the_recorded_version() -> None:
 
 def test_cuda_probe_names_every_missing_piece(tmp_path: Path, no_packages: None) -> None:
     probe = probe_cuda_sm100(tmp_path)
-    assert len(probe.reasons) == 6
-    for piece in ("no kernels yet", "driver", "nvidia0", "torch", "triton", "flashinfer"):
+    assert len(probe.reasons) == 4
+    for piece in ("driver", "nvidia0", "torch", "package triton"):
         assert reason_about(probe, piece)
 
 
-def test_cuda_probe_on_a_fitting_machine_still_says_that_kernels_are_missing(
-    tmp_path: Path, write: Write
-) -> None:
+def test_cuda_probe_finds_an_sm100_gpu(tmp_path: Path, write: Write) -> None:
     write("proc/driver/nvidia/version", "NVRM version: NVIDIA UNIX Module  580.65.06  Sun Jul 27")
     write("proc/driver/nvidia/gpus/0000:1b:00.0/information", "Model: \t\t NVIDIA B200\nIRQ: 1\n")
     write("dev/nvidia0", "")
     write("dev/nvidiactl", "")
     probe = probe_cuda_sm100(tmp_path)
-    assert not probe.available
-    assert "no kernels yet in this version" in probe.reasons[0]
     assert probe.device == "1 x NVIDIA B200"
     assert probe.versions["nvidia-driver"] == "580.65.06"
     assert not [reason for reason in probe.reasons if "NVIDIA" in reason]
 
 
-def test_cuda_probe_refuses_another_gpu_by_name(tmp_path: Path, write: Write) -> None:
+def test_cuda_probe_takes_passed_on_devices_for_a_driver(tmp_path: Path, write: Write) -> None:
+    write("dev/nvidiactl", "")
+    write("dev/nvidia0", "")
+    probe = probe_cuda_sm100(tmp_path)
+    assert not [reason for reason in probe.reasons if "NVIDIA" in reason]
+    assert probe.versions["nvidia-driver"] == "unknown version"
+
+
+def test_cuda_probe_takes_an_sm90_gpu_for_checking(tmp_path: Path, write: Write) -> None:
     write("proc/driver/nvidia/gpus/0000:1b:00.0/information", "Model: \t\t NVIDIA H200\n")
     write("dev/nvidia0", "")
-    assert "1 x NVIDIA H200" in reason_about(probe_cuda_sm100(tmp_path), "no SM100 GPU")
+    probe = probe_cuda_sm100(tmp_path)
+    assert "1 x NVIDIA H200 (SM90: the same kernels, for checking" in probe.device
+    assert not [reason for reason in probe.reasons if "SM100" in reason]
+
+
+def test_cuda_probe_refuses_another_gpu_by_name(tmp_path: Path, write: Write) -> None:
+    write("proc/driver/nvidia/gpus/0000:1b:00.0/information", "Model: \t\t NVIDIA A100-SXM4\n")
+    write("dev/nvidia0", "")
+    assert "1 x NVIDIA A100-SXM4" in reason_about(probe_cuda_sm100(tmp_path), "neither an SM100")
+
+
+needs_triton = pytest.mark.skipif(
+    importlib.util.find_spec("triton") is None, reason="Triton exists for Linux only"
+)
+
+
+@needs_triton
+def test_interpreting_needs_neither_driver_nor_gpu() -> None:
+    probe = probe_interpreter()
+    assert probe.available
+    assert "interpreted on the CPU" in probe.device
+
+
+@needs_triton
+def test_plugin_is_probed_with_the_options_of_the_user() -> None:
+    assert deepinfer_probe({"interpret": True}).available
+    assert deepinfer_probe({"interpret": False}) == deepinfer_probe({})
 
 
 @pytest.mark.parametrize("has_cuda", [True, False])
@@ -111,9 +142,20 @@ def test_cuda_probe_tells_a_cuda_build_of_torch_by_its_library(
 
 def test_ascend_probe_names_every_missing_piece(tmp_path: Path, no_packages: None) -> None:
     probe = probe_ascend950(tmp_path, {})
-    assert len(probe.reasons) == 4
-    for piece in ("no kernels yet", "/davinci0", "CANN toolkit", "package torch_npu"):
+    assert len(probe.reasons) == 3
+    for piece in ("/davinci0", "CANN toolkit", "package torch_npu"):
         assert reason_about(probe, piece)
+
+
+def test_emulation_of_ascend_needs_torch_only(no_packages: None) -> None:
+    assert "package torch " in reason_about(probe_emulation(), "torch")
+
+
+def test_emulation_of_ascend_says_what_it_is() -> None:
+    probe = probe_emulation()
+    assert probe.available
+    assert "emulating" in probe.device
+    assert set(probe.versions) == {"torch"}
 
 
 @pytest.mark.parametrize("library", ["lib64/libascendcl.so", "aarch64-linux/lib64/libascendcl.so"])

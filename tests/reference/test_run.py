@@ -129,3 +129,12 @@ def test_outputs_are_named_by_field_and_by_number() -> None:
     assert list(named_outputs(pair)) == ["out.0", "out.1"]
     assert list(named_outputs(pair[0])) == ["out"]
     assert named_outputs(None) == {}
+
+
+def test_refusal_leaves_the_stream_of_a_backend_usable() -> None:
+    backend = ReferenceBackend(BackendConfig("reference", Numerics.EXACT, {"runtime": "thread"}))
+    for case in error_cases("ops/kv/rope_store:exact"):
+        assert run.refusal_fault(backend, case) == ""
+    right = op_cases("ops/kv/rope_store:exact,control")[0]
+    assert run.run_case(backend, right, None).passed
+    backend.close()

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import os
+import platform
 import re
 from collections.abc import Mapping
 from pathlib import Path
 
 from deepinfer.device.probe import Finding, Probe, find_package
 
-NO_KERNELS = (
-    "ascend950 has no kernels yet in this version; use the reference backend (--backend reference)"
-)
 _HOME_VARIABLES = ("ASCEND_HOME_PATH", "ASCEND_TOOLKIT_HOME")
 _DEFAULT_HOME = "usr/local/Ascend/ascend-toolkit/latest"
 
@@ -24,7 +22,6 @@ def probe_ascend950(root: Path = Path("/"), environ: Mapping[str, str] | None = 
         environ: environment that may name the toolkit's folder; None means the process's own.
     """
     findings = (
-        Finding(reason=NO_KERNELS),
         _find_npu(root),
         _find_cann(root, os.environ if environ is None else environ),
         find_package(
@@ -35,6 +32,13 @@ def probe_ascend950(root: Path = Path("/"), environ: Mapping[str, str] | None = 
         ),
     )
     return Probe.from_findings("ascend950", seam_version=1, findings=findings)
+
+
+def probe_emulation() -> Probe:
+    """Return whether the emulation can run: it needs torch and nothing of Ascend."""
+    torch = find_package("torch", distribution="torch", remedy="pip install 'torch>=2.11'")
+    machine = Finding(device=f"CPU ({platform.machine()}), emulating an Ascend 950")
+    return Probe.from_findings("ascend950", seam_version=1, findings=(torch, machine))
 
 
 def _find_npu(root: Path) -> Finding:

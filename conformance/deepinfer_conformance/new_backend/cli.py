@@ -9,23 +9,24 @@ from pathlib import Path
 from deepinfer_conformance.new_backend import write_backend
 
 _EPILOG = """\
+Afterwards: pip install -e deepinfer-mychip, then
+deepinfer conformance --backend mychip --report build/mychip
+
 example:
   deepinfer backend new mychip
-  pip install -e deepinfer-mychip
-  deepinfer conformance --backend mychip --report build/mychip
 """
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add the command to the program's parser."""
-    parser = subparsers.add_parser(
-        "backend",
-        help="write a package to start a backend from",
+    parser = subparsers.add_parser("backend", help="write a package to start a backend from")
+    actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
+    new = actions.add_parser(
+        "new",
+        help="write a minimal package that runs the suite at once",
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
-    new = actions.add_parser("new", help="write a minimal package that runs the suite at once")
     new.add_argument("name", metavar="NAME", help="what backend.name will select, e.g. mychip")
     new.add_argument(
         "--dir", type=Path, metavar="FOLDER", help="where to write it (default: deepinfer-NAME)"

@@ -41,7 +41,8 @@ th { color:var(--soft); font-weight:600; border-top:0 }
 td.n { text-align:right; white-space:nowrap }
 td.where { overflow-wrap:anywhere; max-width:260px }
 td.origin { color:var(--soft); max-width:260px }
-.map td { border-top:1px solid var(--line); padding:3px 10px } .map td.name { white-space:nowrap }
+.map td { border-top:1px solid var(--line); padding:3px 10px }
+.map td.name { white-space:nowrap; width:1% }
 .cells { display:flex; flex-wrap:wrap; gap:2px }
 .cells i { width:15px; height:15px; border-radius:3px; display:block }
 .legend { display:flex; gap:14px; flex-wrap:wrap; color:var(--soft); font-size:13px;

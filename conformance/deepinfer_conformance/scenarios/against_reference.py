@@ -26,10 +26,16 @@ from deepinfer_conformance.suite import CORE, Level, SuiteCase
 _MARGINS = {Numerics.EXACT: 1e-3, Numerics.NORMATIVE: 0.2}
 _MARGIN_ORIGIN = "logit error of another summation order: fp32, or bf16 with quantised records"
 # Relative Frobenius error of the logits over a prompt, teacher forced.
-_LOGIT_BOUNDS = {Numerics.EXACT: 1e-4, Numerics.NORMATIVE: 0.1}
-_LOGIT_ORIGIN = (
-    "8 layers of fp32 in another order give 1e-5; flipped roundings and selections of bf16 a few %"
-)
+_LOGIT_BOUNDS = {
+    (World.TRAINED, Numerics.EXACT): (1e-4, "8 layers of fp32 in another order give 1e-5"),
+    (World.RANDOM, Numerics.EXACT): (1e-4, "8 layers of fp32 in another order give 1e-5"),
+    (World.TRAINED, Numerics.NORMATIVE): (0.1, "flipped bf16 roundings and selections: a few %"),
+    (World.RANDOM, Numerics.NORMATIVE): (
+        0.5,
+        "near ties everywhere: one flipped bf16 rounding in 1e5 of the reference's own streams "
+        "moved the logits by 0.05 to 0.24 (four seeds); a wrong op moves them by about 1",
+    ),
+}
 
 
 def suite_cases() -> Iterator[SuiteCase]:
@@ -96,9 +102,9 @@ def _logits(case_id: str, world: World, numerics: Numerics, bench: Bench) -> Out
     theirs = trace(config, ids, backend=bench.reference(numerics))
     ours = trace(config, ids, backend=bench.under_test(numerics))
     error, where = _frobenius(ours["logits"], theirs["logits"])
-    bound = _LOGIT_BOUNDS[numerics]
+    bound, origin = _LOGIT_BOUNDS[world, numerics]
     passed = error <= bound
-    measure = Measure("logits", error, bound, where, _LOGIT_ORIGIN, passed)
+    measure = Measure("logits", error, bound, where, origin, passed)
     if passed:
         return Outcome(case_id, CORE, Status.PASSED, measures=(measure,))
     location = locate(bench, config, ids, numerics)

@@ -240,6 +240,8 @@ declare(
     {
         "limit=0.5": _run({}, limit=0.5),
         "inner=64": _run({}, inner=64),
+        # Several blocks of scales along the inner dimension, the last one partly filled.
+        "inner=160": _run({}, inner=160),
         "weights=fp8": _run({}, fmt=WeightFormat.FP8_TILE32),
         "weights=bf16": _run({}, fmt=WeightFormat.BF16),
     },

@@ -1,0 +1,310 @@
+"""Hot kernels at V4.1 shapes: time, share of the counted floor, plain torch beside it.
+
+The floor is the bytes that have to move once over the copy bandwidth measured on the same device,
+or the operations over the measured bf16 rate, whichever is longer. Times are medians of replayed
+graphs of both. Plain torch gets its weights and cache rows dequantised to bf16 beforehand.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+import triton
+from torch import Tensor
+
+from deepinfer.device import formats
+from deepinfer_kernels.attention.sparse_attention_triton import sparse_attention
+from deepinfer_kernels.indexer.scores_triton import index_scores
+from deepinfer_kernels.indexer.select_triton import select_topk
+from deepinfer_kernels.mhc.mix_triton import mix, mix_truth
+from deepinfer_kernels.mhc.streams_triton import collapse_norm, collapse_norm_truth, expand
+from deepinfer_kernels.moe.slots_triton import place_rows
+from deepinfer_kernels.norm.rmsnorm_triton import rmsnorm, rmsnorm_truth
+from deepinfer_kernels.quant.gemm_triton import Operand, expert_gemm, gemm
+from deepinfer_kernels.quant.quantize_triton import quantize_a8
+from deepinfer_kernels.sampling.sample_triton import draw, filter_logits
+
+DEVICE = "cuda"
+WIDTH, HEADS, HEAD_WIDTH, STREAMS, VOCAB = 5120, 64, 512, 4, 129280
+WINDOW, TOPK = 128, 512
+EXPERTS, PER_TOKEN, INNER = 48, 6, 2304
+ROWS = (1, 64, 1024)
+
+
+class Case(NamedTuple):
+    """One kernel at one shape.
+
+    Attributes:
+        name: kernel and shape.
+        rows: tokens.
+        own: the kernel.
+        peer: plain torch, or None.
+        num_bytes: bytes that have to move once.
+        operations: multiplications and additions.
+    """
+
+    name: str
+    rows: int
+    own: Callable[[], object]
+    peer: Callable[[], object] | None
+    num_bytes: float
+    operations: float
+
+
+def normal(*shape: int, dtype: torch.dtype = torch.bfloat16) -> Tensor:
+    return torch.randn(shape, device=DEVICE).to(dtype)
+
+
+def dense(name: str, outputs: int, inner: int) -> Iterator[Case]:
+    """W8A8 with 32-wide groups against a bf16 product."""
+    matrix = normal(outputs, inner) * inner**-0.5
+    codes, scales = formats.quantize_row32(matrix.float())
+    weight = Operand("mxfp8", codes.view(torch.uint8), scales)
+    for rows in ROWS:
+        x = normal(rows, inner)
+
+        def own(x: Tensor = x) -> object:
+            quantised, x_scales = quantize_a8(x)
+            operand = Operand("mxfp8", quantised.view(torch.uint8), x_scales)
+            return gemm(operand, weight, torch.bfloat16)
+
+        yield Case(
+            f"{name} {outputs}x{inner}", rows, own, lambda x=x: x @ matrix.T,
+            outputs * inner * (1 + 1 / 32) + rows * (2 * inner + 2 * outputs),
+            2.0 * rows * outputs * inner,
+        )  # fmt: skip
+
+
+def head() -> Iterator[Case]:
+    matrix = normal(VOCAB, WIDTH)
+    for rows in ROWS[:2]:
+        x = normal(rows, WIDTH)
+        yield Case(
+            f"lm_head {VOCAB}x{WIDTH}", rows,
+            lambda x=x: gemm(
+                Operand("plain", x, None), Operand("plain", matrix, None), torch.float32
+            ),
+            lambda x=x: (x @ matrix.T).float(),
+            2.0 * VOCAB * WIDTH + rows * 4 * VOCAB, 2.0 * rows * VOCAB * WIDTH,
+        )  # fmt: skip
+
+
+def experts() -> Iterator[Case]:
+    """Gate and up of routed experts, W4A8, against a loop of bf16 products."""
+    shape = (EXPERTS, 2 * INNER, WIDTH)
+    packed = torch.randint(0, 256, (*shape[:2], WIDTH // 2), dtype=torch.uint8, device=DEVICE)
+    scales = torch.full((*shape[:2], WIDTH // 32), 120, dtype=torch.uint8, device=DEVICE)
+    weight = Operand("mxfp4", packed, scales)
+    plain = normal(*shape) * 0.02
+    physical = torch.arange(EXPERTS, device=DEVICE)
+    for rows in ROWS:
+        x = normal(rows, WIDTH)
+        ids = torch.rand(rows, EXPERTS, device=DEVICE).topk(PER_TOKEN).indices
+        weights = torch.ones(rows, PER_TOKEN, device=DEVICE)
+        slots = place_rows(ids, weights, physical, torch.ones(rows, device=DEVICE).bool())
+        codes, x_scales = quantize_a8(x)
+        operand = Operand("mxfp8", codes.view(torch.uint8), x_scales)
+        chosen = [((ids == expert).any(1)).nonzero().flatten() for expert in range(EXPERTS)]
+        touched = sum(1 for found in chosen if found.numel())
+
+        def peer(x: Tensor = x, chosen: list[Tensor] = chosen) -> object:
+            return [x[f] @ plain[e].T for e, f in enumerate(chosen) if f.numel()]
+
+        yield Case(
+            f"expert gate_up {2 * INNER}x{WIDTH}, {touched} experts", rows,
+            lambda operand=operand, slots=slots: expert_gemm(
+                operand, weight, slots.tile_experts, slots.slot_rows, gather=True,
+                dtype=torch.bfloat16,
+            ),
+            peer, touched * 2 * INNER * WIDTH * (0.5 + 1 / 32),
+            2.0 * rows * PER_TOKEN * 2 * INNER * WIDTH,
+        )  # fmt: skip
+
+
+def attention() -> Iterator[Case]:
+    window_rows, compressed_rows = 1 << 14, 1 << 16
+    window = torch.randint(0, 100, (window_rows, 528), dtype=torch.uint8, device=DEVICE)
+    window[:, 512:] = 120
+    compressed = torch.randint(0, 256, (compressed_rows, 288), dtype=torch.uint8, device=DEVICE)
+    compressed[:, 256:] = 40
+    plain_window = normal(window_rows, HEAD_WIDTH)
+    plain_compressed = normal(compressed_rows, HEAD_WIDTH)
+    sink = torch.zeros(HEADS, device=DEVICE)
+    for rows in ROWS:
+        q = normal(rows, HEADS, HEAD_WIDTH)
+        near = torch.randint(0, window_rows, (rows, WINDOW), device=DEVICE)
+        far = torch.randint(0, compressed_rows, (rows, TOPK), device=DEVICE)
+
+        def peer(q: Tensor = q, near: Tensor = near, far: Tensor = far) -> object:
+            keys = torch.cat((plain_window[near], plain_compressed[far]), dim=1)
+            scores = torch.bmm(q, keys.transpose(1, 2)).float() * HEAD_WIDTH**-0.5
+            column = sink.view(1, -1, 1).expand(q.shape[0], -1, 1)
+            p = torch.softmax(torch.cat((scores, column), -1), -1)[..., :-1]
+            return torch.bmm(p.bfloat16(), keys)
+
+        yield Case(
+            f"sparse attention {HEADS} heads, {WINDOW}+{TOPK} rows", rows,
+            lambda q=q, near=near, far=far: sparse_attention(
+                q, window, near, compressed, far, sink=sink, scale=HEAD_WIDTH**-0.5
+            ),
+            peer, rows * (WINDOW * 528 + TOPK * 288 + 4 * HEADS * HEAD_WIDTH),
+            rows * 4.0 * HEADS * HEAD_WIDTH * (WINDOW + TOPK),
+        )  # fmt: skip
+
+
+def indexer(entries: int = 32768) -> Iterator[Case]:
+    heads, width, per_block = 32, 128, 64
+    cache = torch.randint(0, 256, (entries, 68), dtype=torch.uint8, device=DEVICE)
+    cache[:, 64:] = 120
+    keys = normal(entries, width)
+    table = torch.arange(entries // per_block, device=DEVICE).unsqueeze(0)
+    for rows in ROWS[:2]:
+        q, weights = normal(rows, heads, width), normal(rows, heads)
+        seq = torch.zeros(rows, dtype=torch.int64, device=DEVICE)
+        visible = torch.full((rows,), entries, device=DEVICE)
+        scores = torch.randn(rows, entries, device=DEVICE)
+        yield Case(
+            f"index scores {entries} entries", rows,
+            lambda q=q, weights=weights, seq=seq, visible=visible: index_scores(
+                q, weights, cache, table, seq, visible, entries_per_block=per_block,
+                max_visible=entries,
+            ),
+            lambda q=q, weights=weights: (
+                (q @ keys.T).relu() * weights.unsqueeze(-1)
+            ).sum(1),
+            entries * 68 + rows * entries * 4, 2.0 * rows * heads * width * entries,
+        )  # fmt: skip
+        yield Case(
+            f"top {TOPK} of {entries}", rows, lambda scores=scores: select_topk(scores, TOPK),
+            lambda scores=scores: scores.topk(TOPK).indices.sort().values,
+            rows * entries * 4.0, 0.0,
+        )  # fmt: skip
+
+
+def streams() -> Iterator[Case]:
+    outputs = (2 + STREAMS) * STREAMS
+    fn = normal(outputs, STREAMS * WIDTH, dtype=torch.float32) * 0.01
+    scale, base = torch.ones(3, device=DEVICE), torch.zeros(outputs, device=DEVICE)
+    weight = torch.ones(WIDTH, device=DEVICE)
+    constants: dict[str, Any] = {"norm_eps": 1e-20, "hc_eps": 1e-6, "num_iters": 20}
+    for rows in ROWS:
+        x, y = normal(rows, STREAMS, WIDTH), normal(rows, WIDTH)
+        pre, post, comb = mix(x, fn, scale, base, **constants)
+        row = 2.0 * WIDTH
+        yield Case(
+            "mhc mix", rows, lambda x=x: mix(x, fn, scale, base, **constants),
+            lambda x=x: mix_truth(x, fn, scale, base, **constants),
+            rows * STREAMS * row + fn.numel() * 4, 2.0 * rows * fn.numel(),
+        )  # fmt: skip
+        yield Case(
+            "mhc expand", rows, lambda x=x, y=y, p=post, c=comb: expand(y, x, p, c),
+            lambda x=x, y=y, p=post, c=comb: (
+                torch.einsum("tij,tid->tjd", c, x.float()) + p.unsqueeze(-1) * y.unsqueeze(1)
+            ).bfloat16(),
+            rows * row * (2 * STREAMS + 1), 0.0,
+        )  # fmt: skip
+        yield Case(
+            "mhc collapse and norm", rows,
+            lambda x=x, p=pre: collapse_norm(x, p, weight, 1e-20),
+            lambda x=x, p=pre: collapse_norm_truth(x, p, weight, 1e-20),
+            rows * row * (STREAMS + 1), 0.0,
+        )  # fmt: skip
+        yield Case(
+            "rmsnorm", rows, lambda y=y: rmsnorm(y, weight, 1e-20),
+            lambda y=y: rmsnorm_truth(y, weight, 1e-20), 2 * rows * row, 0.0,
+        )  # fmt: skip
+
+
+def sampler() -> Iterator[Case]:
+    for rows in ROWS[:2]:
+        logits = torch.randn(rows, VOCAB, device=DEVICE)
+        ones = torch.ones(rows, device=DEVICE)
+        zeros = torch.zeros(rows, dtype=torch.int64, device=DEVICE)
+
+        def own(logits: Tensor = logits, ones: Tensor = ones, zeros: Tensor = zeros) -> object:
+            z = filter_logits(
+                logits, temperature=ones, top_k=zeros, top_p=ones, min_p=zeros.float(),
+                greedy=False, sorts=False,
+            )  # fmt: skip
+            return draw(
+                z, temperature=ones, seeds=zeros, sample_index=zeros, positions=zeros, purpose=0
+            )
+
+        def peer(logits: Tensor = logits) -> object:
+            uniform = torch.rand_like(logits)
+            return (logits - torch.log(-torch.log(uniform))).argmax(-1)
+
+        yield Case(f"temperature sampling of {VOCAB}", rows, own, peer, rows * VOCAB * 4.0, 0.0)
+
+
+def cases() -> Iterator[Case]:
+    yield from dense("wq_a|wkv", 1792, 5120)
+    yield from dense("wq_b", 32768, 1280)
+    yield from dense("wo_b", 5120, 8192)
+    yield from experts()
+    yield from attention()
+    yield from streams()
+    yield from indexer()
+    yield from head()
+    yield from sampler()
+
+
+def time_us(work: Callable[[], object]) -> float:
+    """Median time of a replayed graph; of plain launches where a graph cannot be captured."""
+    work()
+    try:
+        return float(triton.testing.do_bench_cudagraph(work, rep=15, return_mode="median")) * 1e3
+    except RuntimeError:
+        torch.cuda.synchronize()
+        return float(triton.testing.do_bench(work, warmup=5, rep=20, return_mode="median")) * 1e3
+
+
+def ceilings() -> tuple[float, float]:
+    """Bytes per second of a copy (read and write) and operations per second of a bf16 product."""
+    source = torch.empty(1 << 30, dtype=torch.uint8, device=DEVICE)
+    target = torch.empty_like(source)
+    copy_us = time_us(lambda: target.copy_(source))
+    a, b = normal(8192, 8192), normal(8192, 8192)
+    product_us = time_us(lambda: a @ b)
+    return 2 * source.numel() / copy_us * 1e6, 2.0 * 8192**3 / product_us * 1e6
+
+
+def main() -> int:
+    """Measure every case; the table is rewritten after each."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--backend", required=True, help="ignored: these are its kernels")
+    parser.add_argument("--out", type=Path, required=True)
+    arguments = parser.parse_args()
+    torch.manual_seed(0)
+    bandwidth, rate = ceilings()
+    lines = [
+        f"copy {bandwidth / 1e12:.2f} TB/s, bf16 product {rate / 1e12:.0f} TFLOP/s\n",
+        "| kernel | rows | us | share of floor | plain torch us | ratio |",
+        "|---|---|---|---|---|---|",
+    ]
+    figures = []
+    for case in cases():
+        own = time_us(case.own)
+        peer = None if case.peer is None else time_us(case.peer)
+        floor = max(case.num_bytes / bandwidth, case.operations / rate) * 1e6
+        lines.append(
+            f"| {case.name} | {case.rows} | {own:.1f} | {floor / own:.0%} | "
+            + (f"{peer:.1f} | {peer / own:.2f} |" if peer is not None else "- | - |")
+        )
+        print(lines[-1], flush=True)
+        figures.append(
+            {"kernel": case.name, "rows": case.rows, "us": own, "floor_us": floor, "torch_us": peer}
+        )
+        result = {"table": "\n".join(lines), "figures": figures}
+        arguments.out.write_text(json.dumps(result, indent=1))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,86 @@
+"""What the engine will take of the device's memory, said and checked before anything is taken."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from deepinfer.device.backend import Backend, CacheKind
+from deepinfer.device.errors import ConfigError
+from deepinfer.model.caches import CacheGeometry, cache_block_bytes
+from deepinfer.model.config import V41Config
+
+_FP32_BYTES = 4
+_GIB = 2**30
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryPlan:
+    """Bytes by purpose; `free` is what the device has before any of the others is taken.
+
+    Attributes:
+        used: taken already: weights, and whatever else runs on the device.
+        free: free now.
+        pool: compressed rows and index keys of all blocks.
+        windows: window rings of all slots and layers, and the prefill workspace.
+        pending: rows that wait for their partner in compressors of ratio 2.
+        num_blocks: blocks of the pool.
+        max_num_seqs: slots of the rings.
+    """
+
+    used: int
+    free: int
+    pool: int
+    windows: int
+    pending: int
+    num_blocks: int
+    max_num_seqs: int
+
+    @classmethod
+    def of(cls, config: V41Config, geometry: CacheGeometry, backend: Backend) -> MemoryPlan:
+        """The plan of caches of this geometry on a backend that holds the weights already."""
+        facts = backend.runtime.memory()
+        window_row = backend.cache_row_bytes(CacheKind.WINDOW, config.head_dim)
+        rings = config.num_hidden_layers * geometry.max_num_seqs * geometry.ring
+        rows = rings + geometry.workspace_rows(config.sliding_window)
+        halves = sum(config.ratio(source) > 1 for source in config.kv_source_layer_ids)
+        waiting = halves * geometry.max_num_seqs * geometry.pending_ring
+        return cls(
+            used=facts.total_bytes - facts.free_bytes,
+            free=facts.free_bytes,
+            pool=geometry.num_blocks * cache_block_bytes(config, geometry.block_size, backend),
+            windows=rows * window_row,
+            pending=waiting * 2 * config.head_dim * _FP32_BYTES,
+            num_blocks=geometry.num_blocks,
+            max_num_seqs=geometry.max_num_seqs,
+        )
+
+    @property
+    def left(self) -> int:
+        """Free bytes that remain for activations and graphs; negative when the plan is too big."""
+        return self.free - self.pool - self.windows - self.pending
+
+    def require_room(self) -> None:
+        """Refuse a plan that the device cannot hold.
+
+        Raises:
+            ConfigError: names the largest part and the setting that makes it smaller.
+        """
+        if self.left > 0:
+            return
+        remedy = (
+            f"lower cache.memory or cache.num_blocks (now {self.num_blocks} blocks)"
+            if self.pool >= self.windows
+            else f"lower scheduler.max_num_seqs (now {self.max_num_seqs})"
+        )
+        raise ConfigError(f"the caches do not fit into the device's memory; {remedy}\n{self}")
+
+    def __str__(self) -> str:
+        rows = (
+            ("used already (weights)", self.used),
+            (f"KV pool, {self.num_blocks} blocks", self.pool),
+            (f"window rings, {self.max_num_seqs} sequences", self.windows),
+            ("rows waiting in compressors", self.pending),
+            ("left for activations and graphs", self.left),
+        )
+        lines = [f"  {name:34} {size / _GIB:9.3f} GiB" for name, size in rows]
+        return "\n".join(["memory budget", *lines])

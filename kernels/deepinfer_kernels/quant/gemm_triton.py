@@ -1,0 +1,334 @@
+"""Products with packed weights: dense, block-diagonal, and one expert per tile of rows.
+
+The weight is the left operand: out^T [N, M] = W [N, K] @ x^T [K, M]. Its rows fill the
+instruction's 64 or 128 rows however few tokens there are, and its dequantised tile can stay in
+registers. With `block_scaled` the codes and scales themselves go to the tensor cores (SM100 has
+instructions for them; elsewhere Triton dequantises): the same exact products, summed in another
+order. Tiles and the split of K depend on N and K alone, never on the number of rows, and
+partial sums are added in order, so that a row's bits do not depend on its company.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from deepinfer_kernels.compile_case import CompileCase
+from deepinfer_kernels.quant.tiles_triton import (
+    activation_tile,
+    code_tile,
+    operand_tile,
+    scale_tile,
+)
+
+
+class Operand(NamedTuple):
+    """A matrix and how it is stored.
+
+    Attributes:
+        format: `plain` (fp32 or bf16), `mxfp8` (e4m3 codes as uint8) or `mxfp4` (packed uint8).
+        data: [.., K] plain and mxfp8, [.., K / 2] mxfp4; contiguous.
+        scales: [.., K / 32] uint8 (ue8m0), or None for plain.
+    """
+
+    format: str
+    data: Tensor
+    scales: Tensor | None
+
+    @property
+    def inner(self) -> int:
+        """K."""
+        return self.data.shape[-1] * (2 if self.format == "mxfp4" else 1)
+
+    @property
+    def is_fp32(self) -> bool:
+        """Whether the product has to be fp32 throughout."""
+        return self.data.dtype is torch.float32
+
+
+class Tile(NamedTuple):
+    """Sizes of one program."""
+
+    rows: int
+    outputs: int
+    inner: int
+    num_warps: int
+
+
+# fp32 products are unrolled multiply-adds; larger tiles only compile longer.
+_FP32_TILE = Tile(rows=16, outputs=32, inner=32, num_warps=4)
+_BF16_TILE = Tile(rows=32, outputs=64, inner=128, num_warps=4)
+EXPERT_ROWS = 16
+"""Rows of an expert's tile: slots of each expert are padded to it."""
+_EXPERT_TILE = Tile(rows=EXPERT_ROWS, outputs=64, inner=128, num_warps=4)
+# Block-scaled instructions take 128 rows of weights.
+_SCALED_OUTPUTS = 128
+_MIN_PROGRAMS = 128
+_MIN_STEPS = 4
+"""A split keeps at least this many inner tiles."""
+
+
+@triton.jit
+def _accumulate(
+    w_base, w_scales, x_base, x_scales, n, n_inside, x_row, x_inside, k_begin, k_end,
+    K: tl.constexpr, W: tl.constexpr, X: tl.constexpr, DTYPE: tl.constexpr,
+    SCALED: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
+):  # fmt: skip
+    """fp32 [BN, BM] of W rows n times x rows over k_begin .. k_end."""
+    acc = tl.zeros([BN, BM], dtype=tl.float32)
+    for k0 in range(k_begin, k_end, BK):
+        if SCALED:
+            acc = tl.dot_scaled(
+                code_tile(w_base, n, n_inside, k0, K, W, BK),
+                scale_tile(w_scales, n, n_inside, k0, K, BK),
+                "e2m1" if W == "mxfp4" else "e4m3",
+                tl.trans(code_tile(x_base, x_row, x_inside, k0, K, X, BK)),
+                scale_tile(x_scales, x_row, x_inside, k0, K, BK),
+                "e4m3",
+                acc,
+            )
+        else:
+            w = operand_tile(w_base, w_scales, n, n_inside, k0, K, W, BN, BK, DTYPE)
+            x = activation_tile(x_base, x_scales, x_row, x_inside, k0, K, X, BK, DTYPE)
+            acc = tl.dot(w, tl.trans(x), acc, input_precision="ieee")
+    return acc
+
+
+@triton.jit(do_not_specialize=["M"])
+def _gemm(
+    x_ptr, x_scales_ptr, w_ptr, w_scales_ptr, out_ptr, M, N, num_groups, k_per_split,
+    K: tl.constexpr, W: tl.constexpr, X: tl.constexpr, DTYPE: tl.constexpr,
+    SCALED: tl.constexpr, SPLITS: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
+    BK: tl.constexpr,
+):  # fmt: skip
+    m = tl.program_id(0) * BM + tl.arange(0, BM)
+    n = tl.program_id(1) * BN + tl.arange(0, BN)
+    split = tl.program_id(2) % SPLITS
+    group = (tl.program_id(2) // SPLITS).to(tl.int64)
+    # Row t of group g is row t * num_groups + g of x; weights lie group after group.
+    x_row = m.to(tl.int64) * num_groups + group
+    w_row = group * N + n
+    k_begin = split * k_per_split
+    acc = _accumulate(
+        w_ptr, w_scales_ptr, x_ptr, x_scales_ptr, w_row, n < N, x_row, m < M,
+        k_begin, tl.minimum(k_begin + k_per_split, K), K, W, X, DTYPE, SCALED, BM,
+        BN, BK,
+    )  # fmt: skip
+    out = out_ptr + (split * M * num_groups + x_row)[None, :] * N + n[:, None]
+    tl.store(out, acc.to(out_ptr.dtype.element_ty), mask=(n < N)[:, None] & (m < M)[None, :])
+
+
+@triton.jit(do_not_specialize=["count"])
+def _add_splits(partial_ptr, out_ptr, count, SPLITS: tl.constexpr, BLOCK: tl.constexpr):
+    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    inside = at < count
+    total = tl.zeros([BLOCK], dtype=tl.float32)
+    for split in range(SPLITS):
+        total += tl.load(partial_ptr + split * count.to(tl.int64) + at, mask=inside, other=0.0)
+    tl.store(out_ptr + at, total.to(out_ptr.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def _expert_gemm(
+    x_ptr, x_scales_ptr, w_ptr, w_scales_ptr, out_ptr, tile_experts_ptr, slot_rows_ptr, N,
+    K: tl.constexpr, GATHER: tl.constexpr, W: tl.constexpr, X: tl.constexpr, DTYPE: tl.constexpr,
+    SCALED: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
+):  # fmt: skip
+    expert = tl.load(tile_experts_ptr + tl.program_id(0)).to(tl.int64)
+    if expert >= 0:
+        slot = tl.program_id(0).to(tl.int64) * BM + tl.arange(0, BM)
+        row = tl.load(slot_rows_ptr + slot)
+        n = tl.program_id(1) * BN + tl.arange(0, BN)
+        acc = _accumulate(
+            w_ptr, w_scales_ptr, x_ptr, x_scales_ptr, expert * N + n, n < N,
+            row if GATHER else slot, row >= 0, 0, K, K, W, X, DTYPE, SCALED, BM, BN,
+            BK,
+        )  # fmt: skip
+        out = out_ptr + slot[None, :] * N + n[:, None]
+        tl.store(out, acc.to(out_ptr.dtype.element_ty), mask=(n < N)[:, None])
+
+
+def _num_splits(outputs: int, inner: int, tile: Tile) -> int:
+    programs = triton.cdiv(outputs, tile.outputs)
+    most = triton.cdiv(inner, tile.inner * _MIN_STEPS)
+    return max(1, min(_MIN_PROGRAMS // programs, most))
+
+
+def _tile(x: Operand, w: Operand, quantised: Tile, *, block_scaled: bool) -> tuple[Tile, bool]:
+    """Tile of a product, and whether codes and scales go to the tensor cores as they are."""
+    if x.is_fp32 or w.is_fp32:
+        return _FP32_TILE, False
+    if block_scaled and "plain" not in (x.format, w.format):
+        return quantised._replace(outputs=_SCALED_OUTPUTS), True
+    return quantised, False
+
+
+def gemm(x: Operand, w: Operand, dtype: torch.dtype, *, block_scaled: bool = False) -> Tensor:
+    """x @ W^T, or block by block.
+
+    Args:
+        x: data [M, K], or [M, G, K] for G blocks.
+        w: data [N, K], or [G, N, K].
+        dtype: of the result.
+        block_scaled: give codes and scales to the tensor cores where both are quantised.
+
+    Returns:
+        [M, N] or [M, G, N]; fp32 accumulation, one cast. Both operands are fp32 throughout if
+        either is.
+    """
+    grouped = w.data.dim() == 3
+    num_groups = w.data.shape[0] if grouped else 1
+    num_rows, outputs, inner = x.data.shape[0], w.data.shape[-2], w.inner
+    shape = (num_rows, num_groups, outputs) if grouped else (num_rows, outputs)
+    out = torch.empty(shape, dtype=dtype, device=x.data.device)
+    if out.numel() == 0:
+        return out
+    tile, scaled = _tile(x, w, _BF16_TILE, block_scaled=block_scaled)
+    splits = _num_splits(outputs * num_groups, inner, tile)
+    steps = triton.cdiv(triton.cdiv(inner, tile.inner), splits)
+    target = out
+    if splits > 1:
+        target = torch.empty((splits, *shape), dtype=torch.float32, device=out.device)
+    grid = (
+        triton.cdiv(num_rows, tile.rows),
+        triton.cdiv(outputs, tile.outputs),
+        num_groups * splits,
+    )
+    _gemm[grid](
+        x.data, x.scales, w.data, w.scales, target, num_rows, outputs, num_groups,
+        steps * tile.inner, K=inner, W=w.format, X=x.format,
+        DTYPE=tl.float32 if tile is _FP32_TILE else tl.bfloat16, SCALED=scaled, SPLITS=splits,
+        BM=tile.rows, BN=tile.outputs, BK=tile.inner, num_warps=tile.num_warps,
+    )  # fmt: skip
+    if splits > 1:
+        _add_splits[(triton.cdiv(out.numel(), 1024),)](
+            target, out, out.numel(), SPLITS=splits, BLOCK=1024
+        )
+    return out
+
+
+def expert_gemm(
+    x: Operand,
+    w: Operand,
+    tile_experts: Tensor,
+    slot_rows: Tensor,
+    *,
+    gather: bool,
+    dtype: torch.dtype,
+    block_scaled: bool = False,
+) -> Tensor:
+    """Each tile of slots times its expert's matrix.
+
+    Args:
+        x: data [T, K] if `gather`, else [S, K] in slot order.
+        w: data [E, N, K] (plain, mxfp8) or [E, N, K / 2] (mxfp4).
+        tile_experts: [S / EXPERT_ROWS] int32 expert of each tile; -1: the tile is not used.
+        slot_rows: [S] int32 row of each slot; -1 for padding.
+        gather: read row slot_rows[s] for slot s.
+        dtype: of the result.
+        block_scaled: give codes and scales to the tensor cores where both are quantised.
+
+    Returns:
+        [S, N]; padding slots of used tiles are zero, unused tiles are unspecified.
+    """
+    num_slots, outputs = slot_rows.shape[0], w.data.shape[1]
+    out = torch.empty((num_slots, outputs), dtype=dtype, device=x.data.device)
+    if out.numel() == 0:
+        return out
+    tile, scaled = _tile(x, w, _EXPERT_TILE, block_scaled=block_scaled)
+    grid = (num_slots // EXPERT_ROWS, triton.cdiv(outputs, tile.outputs))
+    _expert_gemm[grid](
+        x.data, x.scales, w.data, w.scales, out, tile_experts, slot_rows, outputs,
+        K=w.inner, GATHER=gather, W=w.format, X=x.format,
+        DTYPE=tl.float32 if tile is _FP32_TILE else tl.bfloat16, SCALED=scaled, BM=EXPERT_ROWS,
+        BN=tile.outputs, BK=tile.inner, num_warps=tile.num_warps,
+    )  # fmt: skip
+    return out
+
+
+def dequantize_truth(operand: Operand) -> Tensor:
+    """fp32 values [.., K] of an operand, in plain torch."""
+    if operand.format == "plain":
+        return operand.data.float()
+    assert operand.scales is not None
+    factor = torch.exp2(operand.scales.float() - 127.0).repeat_interleave(32, -1)
+    if operand.format == "mxfp8":
+        return operand.data.view(torch.float8_e4m3fn).float() * factor
+    grid = torch.tensor([0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0])
+    values = torch.cat((grid, -grid)).to(operand.data.device)
+    packed = operand.data.int()
+    codes = torch.stack((packed & 15, packed >> 4), dim=-1).flatten(-2)
+    return values[codes] * factor
+
+
+def gemm_truth(x: Operand, w: Operand, dtype: torch.dtype) -> Tensor:
+    """`gemm` in plain torch, fp64 products."""
+    left, right = dequantize_truth(x).double(), dequantize_truth(w).double()
+    if right.dim() == 3:
+        return torch.einsum("mgk,gnk->mgn", left, right).to(dtype)
+    return (left @ right.T).to(dtype)
+
+
+_SIGNATURE = {
+    "x_ptr": "*u8", "x_scales_ptr": "*u8", "w_ptr": "*u8", "w_scales_ptr": "*u8",
+    "out_ptr": "*bf16", "M": "i32", "N": "i32", "num_groups": "i32",
+    "k_per_split": "i32",
+}  # fmt: skip
+_BLOCK_SCALED = {90: ("wgmma",), 100: ("kind::mxf8f6f4.block_scale",)}
+_TENSOR_CORES = {90: ("wgmma",), 100: ("tcgen05.mma",)}
+
+
+def _constants(
+    w: str, x: str, tile: Tile, *, fp32: bool = False, scaled: bool = False
+) -> dict[str, object]:
+    if scaled:
+        tile = tile._replace(outputs=_SCALED_OUTPUTS)
+    return {
+        "K": 5120, "W": w, "X": x, "DTYPE": tl.float32 if fp32 else tl.bfloat16, "SCALED": scaled,
+        "BM": tile.rows, "BN": tile.outputs, "BK": tile.inner,
+    }  # fmt: skip
+
+
+_EXPERT_SIGNATURE = {
+    "x_ptr": "*u8", "x_scales_ptr": "*u8", "w_ptr": "*u8", "w_scales_ptr": "*u8",
+    "out_ptr": "*bf16", "tile_experts_ptr": "*i32", "slot_rows_ptr": "*i32", "N": "i32",
+}  # fmt: skip
+COMPILE_CASES = (
+    CompileCase(
+        "_gemm", _SIGNATURE, {**_constants("mxfp8", "mxfp8", _BF16_TILE), "SPLITS": 4},
+        required=_TENSOR_CORES,
+    ),
+    CompileCase(
+        "_gemm", {**_SIGNATURE, "x_ptr": "*bf16", "w_ptr": "*bf16"},
+        {**_constants("plain", "plain", _BF16_TILE), "SPLITS": 1}, required=_TENSOR_CORES,
+    ),
+    CompileCase(
+        "_gemm", {**_SIGNATURE, "x_ptr": "*fp32", "w_ptr": "*fp32", "out_ptr": "*fp32"},
+        {**_constants("plain", "plain", _FP32_TILE, fp32=True), "SPLITS": 1},
+    ),
+    CompileCase(
+        "_expert_gemm", _EXPERT_SIGNATURE,
+        {**_constants("mxfp4", "mxfp8", _EXPERT_TILE), "GATHER": True}, required=_TENSOR_CORES,
+    ),
+    *(
+        CompileCase(
+            "_gemm", _SIGNATURE, {**_constants(w, "mxfp8", _BF16_TILE, scaled=True), "SPLITS": 1},
+            required=_BLOCK_SCALED,
+            max_spill_bytes=16,  # on SM90, where this form is for checking only
+        )
+        for w in ("mxfp8", "mxfp4")
+    ),
+    CompileCase(
+        "_expert_gemm", _EXPERT_SIGNATURE,
+        {**_constants("mxfp4", "mxfp8", _EXPERT_TILE, scaled=True), "GATHER": True},
+        required=_BLOCK_SCALED,
+    ),
+    CompileCase(
+        "_add_splits", {"partial_ptr": "*fp32", "out_ptr": "*bf16", "count": "i32"},
+        {"SPLITS": 4, "BLOCK": 1024},
+    ),
+)  # fmt: skip

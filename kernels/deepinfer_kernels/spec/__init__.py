@@ -1,0 +1,1 @@
+"""Kernels of the spec family: the DSpark drafter."""
