@@ -218,8 +218,11 @@ def test_wider_heads_than_compiled_for_are_refused() -> None:
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_index_scores_of_several_tiles(generator: torch.Generator, dtype: torch.dtype) -> None:
-    num_rows, heads, width, entries = 2, 5, 64, 150
+@pytest.mark.parametrize("heads", [5, 40])  # one tile of heads, and two
+def test_index_scores_of_several_tiles(
+    generator: torch.Generator, dtype: torch.dtype, heads: int
+) -> None:
+    num_rows, width, entries = 2, 64, 150
     values = torch.randn(160, width, generator=generator)
     cache = values
     if dtype is torch.bfloat16:

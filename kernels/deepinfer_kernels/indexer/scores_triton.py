@@ -11,6 +11,8 @@ from deepinfer_kernels.compile_case import CompileCase
 from deepinfer_kernels.kv.records_triton import load_fp4
 
 _ENTRIES = 64
+_HEADS = 32
+"""Heads of one product; Triton 3.6 cannot compile this kernel with 64 for SM90."""
 
 
 @triton.jit
@@ -22,8 +24,8 @@ def _round_bf16(x):
 def _scores(
     q_ptr, weights_ptr, cache_ptr, table_ptr, row_seq_ptr, visible_ptr, out_ptr, num_heads,
     max_blocks, per_block, max_visible,
-    WIDTH: tl.constexpr, RECORDS: tl.constexpr, HEADS: tl.constexpr, ENTRIES: tl.constexpr,
-    BLOCK: tl.constexpr,
+    WIDTH: tl.constexpr, RECORDS: tl.constexpr, HEADS: tl.constexpr, TILES: tl.constexpr,
+    ENTRIES: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
     entry = tl.program_id(1) * ENTRIES + tl.arange(0, ENTRIES)
@@ -35,21 +37,24 @@ def _scores(
         block = tl.load(table_ptr + seq * max_blocks + entry // per_block, mask=seen, other=-1)
         slot = block * per_block + entry % per_block
         present = seen & (block >= 0)
-        head = tl.arange(0, HEADS)
         column = tl.arange(0, BLOCK)
         if RECORDS:
-            q = tl.load(
-                q_ptr + (row * num_heads + head)[:, None] * WIDTH + column[None, :],
-                mask=(head < num_heads)[:, None] & (column < WIDTH)[None, :],
-                other=0.0,
-            )
             keys = load_fp4(cache_ptr, slot, present, WIDTH, 0, 32, ENTRIES, BLOCK, tl.bfloat16)
-            dots = tl.dot(q, tl.trans(keys))
-            weight = tl.load(
-                weights_ptr + row * num_heads + head, mask=head < num_heads, other=0.0
-            ).to(tl.float32)
-            dots = tl.maximum(_round_bf16(dots), 0.0, propagate_nan=tl.PropagateNan.ALL)
-            total = _round_bf16(tl.sum(_round_bf16(dots * weight[:, None]), axis=0))
+            total = tl.zeros([ENTRIES], dtype=tl.float32)
+            for tile in tl.static_range(TILES):
+                head = tile * HEADS + tl.arange(0, HEADS)
+                q = tl.load(
+                    q_ptr + (row * num_heads + head)[:, None] * WIDTH + column[None, :],
+                    mask=(head < num_heads)[:, None] & (column < WIDTH)[None, :],
+                    other=0.0,
+                )
+                dots = tl.dot(q, tl.trans(keys))
+                weight = tl.load(
+                    weights_ptr + row * num_heads + head, mask=head < num_heads, other=0.0
+                ).to(tl.float32)
+                dots = tl.maximum(_round_bf16(dots), 0.0, propagate_nan=tl.PropagateNan.ALL)
+                total += tl.sum(_round_bf16(dots * weight[:, None]), axis=0)
+            total = _round_bf16(total)
         else:
             keys = tl.load(
                 cache_ptr + slot[:, None] * WIDTH + column[None, :],
@@ -101,11 +106,12 @@ def index_scores(
     num_rows, num_heads, width = q.shape
     out = torch.empty((num_rows, max_visible), dtype=torch.float32, device=q.device)
     if out.numel():
+        heads = max(16, min(_HEADS, triton.next_power_of_2(num_heads)))
         _scores[(num_rows, triton.cdiv(max_visible, _ENTRIES))](
             q, head_weights.contiguous(), cache, block_table.contiguous(), row_seq.contiguous(),
             visible.contiguous(), out, num_heads, block_table.shape[1], entries_per_block,
             max_visible, WIDTH=width, RECORDS=cache.dtype is torch.uint8,
-            HEADS=max(16, triton.next_power_of_2(num_heads)), ENTRIES=_ENTRIES,
+            HEADS=heads, TILES=triton.cdiv(num_heads, heads), ENTRIES=_ENTRIES,
             BLOCK=max(32, triton.next_power_of_2(width)),
         )  # fmt: skip
     return out
@@ -127,15 +133,16 @@ _SIGNATURE = {
     "row_seq_ptr": "*i64", "visible_ptr": "*i64", "out_ptr": "*fp32", "num_heads": "i32",
     "max_blocks": "i32", "per_block": "i32", "max_visible": "i32",
 }  # fmt: skip
-_SIZES = {"WIDTH": 128, "HEADS": 32, "ENTRIES": _ENTRIES, "BLOCK": 128}
+_SIZES = {"WIDTH": 128, "HEADS": _HEADS, "TILES": 1, "ENTRIES": _ENTRIES, "BLOCK": 128}
 COMPILE_CASES = (
     CompileCase("_scores", _SIGNATURE, {"RECORDS": True, **_SIZES}, record_bytes=(68,)),
     CompileCase(
         "_scores",
         _SIGNATURE,
-        {"RECORDS": True, "WIDTH": 64, "HEADS": 16, "ENTRIES": _ENTRIES, "BLOCK": 64},
+        {"RECORDS": True, "WIDTH": 64, "HEADS": 16, "TILES": 1, "ENTRIES": _ENTRIES, "BLOCK": 64},
         record_bytes=(34,),
     ),
+    CompileCase("_scores", _SIGNATURE, {"RECORDS": True, **_SIZES, "TILES": 2}),
     CompileCase(
         "_scores",
         {**_SIGNATURE, "q_ptr": "*fp32", "weights_ptr": "*fp32", "cache_ptr": "*fp32"},
