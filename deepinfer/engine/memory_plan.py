@@ -76,11 +76,11 @@ class MemoryPlan:
 
     def __str__(self) -> str:
         rows = (
-            ("used already (weights)", self.used),
+            ("in use already, weights included", self.used),
             (f"KV pool, {self.num_blocks} blocks", self.pool),
             (f"window rings, {self.max_num_seqs} sequences", self.windows),
             ("rows waiting in compressors", self.pending),
             ("left for activations and graphs", self.left),
         )
-        lines = [f"  {name:34} {size / _GIB:9.3f} GiB" for name, size in rows]
+        lines = [f"  {name:36} {size / _GIB:9.3f} GiB" for name, size in rows]
         return "\n".join(["memory budget", *lines])
