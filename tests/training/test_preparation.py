@@ -14,10 +14,11 @@ import pytest
 from deepinfer.device.errors import ConfigError
 from deepinfer.evaluation.heldout import read_heldout
 from deepinfer_training import prepare
+from deepinfer_training.export import SOURCES_FILE
 from deepinfer_training.preparation import cuts, rdata, readers, tokenizer, word_lists
 from deepinfer_training.preparation.archives import Archive, ArchiveStore, Registry
 
-SOURCES = json.loads(prepare.SOURCES_FILE.read_text(encoding="utf-8"))
+SOURCES = json.loads(SOURCES_FILE.read_text(encoding="utf-8"))
 
 
 def wheel(folder: Path, name: str, files: dict[str, str]) -> str:

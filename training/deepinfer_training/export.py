@@ -29,6 +29,7 @@ from deepinfer_training.train import LOG_FILE, master_files
 from deepinfer_training.train_drafter import DRAFTER_STEM
 
 MANIFEST = "MANIFEST.json"
+SOURCES_FILE = Path(__file__).resolve().parents[1] / "sources.json"
 DOCUMENTS = ("MODEL_CARD.md", "THIRD_PARTY_NOTICES")
 # Copied from the run as they are, if the run made them.
 RUN_FILES = ("sts.json", "expert_load.json", "eval.json", "loss.svg")
@@ -121,9 +122,14 @@ def _joined_log(run: Path) -> dict[str, object]:
 
 
 def manifest(target: Path, sources: list[Path]) -> dict[str, object]:
-    """Size and SHA-256 of every file of `target`, and of the masters it was made from."""
+    """Hashes of all files of `target` and of the masters behind it, and the data's sources."""
     files = [file for file in sorted(target.iterdir()) if file.name != MANIFEST]
-    return {"format": 1, "files": _hashes(files), "exported_from": _hashes(sources)}
+    return {
+        "format": 1,
+        "files": _hashes(files),
+        "exported_from": _hashes(sources),
+        "trained_on": json.loads(SOURCES_FILE.read_text(encoding="utf-8")),
+    }
 
 
 def _hashes(files: list[Path]) -> dict[str, dict[str, object]]:

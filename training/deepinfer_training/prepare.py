@@ -27,6 +27,7 @@ from deepinfer.device.errors import ConfigError, DeepInferError
 from deepinfer.evaluation.heldout import HELDOUT_FOLDER
 from deepinfer.model.token_map import build_token_map
 from deepinfer_training.architecture import Architecture
+from deepinfer_training.export import SOURCES_FILE
 from deepinfer_training.natural_text import INDEX_FILE, TOKENS_FILE
 from deepinfer_training.preparation.archives import Archive, ArchiveStore
 from deepinfer_training.preparation.cuts import clean, shuffled_glosses
@@ -34,7 +35,6 @@ from deepinfer_training.preparation.readers import READERS
 from deepinfer_training.preparation.word_lists import word_lists
 
 _TRAINING = Path(__file__).resolve().parents[1]
-SOURCES_FILE = _TRAINING / "sources.json"
 BUNDLED_TOKENIZER = _TRAINING.parent / "checkpoints" / "tiny-v41" / "tokenizer.json"
 _PIECE, _SHORTEST_PIECE = 50_000, 40_000
 _FIRST_RESERVED_ID = 4032

@@ -65,6 +65,12 @@ def test_expert_loads_are_shares_of_every_layer() -> None:
             assert sum(layer) == pytest.approx(1.0, abs=1e-3), domain
 
 
+def test_manifest_names_what_it_was_trained_on() -> None:
+    sources = json.loads((FOLDER / "MANIFEST.json").read_text(encoding="utf-8"))["trained_on"]
+    assert len(sources["texts"]) == 14
+    assert all(len(entry["sha256"]) == 64 for entry in sources["archives"])
+
+
 def test_files_stay_below_the_repository_limit() -> None:
     assert max(file.stat().st_size for file in FOLDER.iterdir()) < MAX_FILE_BYTES
 
