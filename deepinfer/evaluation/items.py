@@ -15,6 +15,8 @@ from deepinfer.text.tokenizer import TextTokenizer
 
 # Text that is sure to hold so many tokens of prose; the task files keep as much to each offset.
 CHARACTERS_PER_TOKEN = 8
+# The right text may be spelled in more tokens than the tokenizer would take.
+SPARE_TOKENS = 8
 TASKS_FOLDER = Path(__file__).parent / "data" / "tasks"
 
 # The chat format of the family: user turns, and answers of a model that does not think aloud.
@@ -30,7 +32,7 @@ class Item:
         group: what its score is reported under, within the task.
         prompt: token ids.
         answer: the only right answer, text.
-        max_tokens: tokens that the right answer needs, its end included.
+        max_tokens: tokens that the right answer needs, its end included, and some to spare.
         stop: text that ends the answer, besides the end token.
     """
 
@@ -89,7 +91,7 @@ def _chat_item(row: dict[str, Any], tokenizer: TextTokenizer) -> Item:
     for index, turn in enumerate(row["turns"]):
         text += f"{USER}{turn}{ASSISTANT}" if index % 2 == 0 else f"{turn}{EOS}"
     answer = row["answer"]
-    length = len(tokenizer.encode(answer, add_bos=False)) + 1
+    length = len(tokenizer.encode(answer, add_bos=False)) + 1 + SPARE_TOKENS
     return Item(row["group"], tokenizer.encode(text, add_bos=False), answer, length)
 
 
@@ -125,4 +127,4 @@ def _recall_item(row: dict[str, Any], tokenizer: TextTokenizer) -> Item:
         prompt += fact
     prompt += asked + gap + question
     answer = f" {row['answer']}"
-    return Item(row["group"], prompt, answer, len(encode(answer + ".")), stop=".")
+    return Item(row["group"], prompt, answer, len(encode(answer + ".")) + SPARE_TOKENS, stop=".")

@@ -90,7 +90,7 @@ def test_chat_prompt_spells_the_format(tokenizer: TextTokenizer) -> None:
     bos, eos, user, assistant = items.BOS, items.EOS, items.USER, items.ASSISTANT
     assert text.startswith(f"{bos}{user}{first}{assistant}{reply}{eos}{user}")
     assert text.endswith(f"{row['turns'][-1]}{assistant}")
-    assert item.max_tokens == len(tokenizer.encode(row["answer"])) + 1
+    assert item.max_tokens == len(tokenizer.encode(row["answer"])) + 1 + items.SPARE_TOKENS
 
 
 def test_unknown_task_and_other_tokenizers_are_refused(tokenizer: TextTokenizer) -> None:

@@ -18,7 +18,7 @@ MAX_FILE_BYTES = 16 * 2**20
 
 def test_every_tensor_is_there() -> None:
     reader = CheckpointReader(FOLDER)
-    assert reader.config.num_nextn_predict_layers == 0
+    assert reader.config.num_nextn_predict_layers == 2
     assert reader.config.quantization_config is not None
     assert reader.inventory.problems() == []
 
@@ -38,6 +38,31 @@ def test_manifest_describes_every_file() -> None:
             entry["bytes"],
             entry["sha256"],
         ), name
+
+
+def test_calibration_fits_the_drafter() -> None:
+    config = V41Config.from_json(FOLDER)
+    calibrated = json.loads((FOLDER / "sts.json").read_text(encoding="utf-8"))
+    temperatures = calibrated["temperatures"]
+    assert len(temperatures) == config.dspark_block_size
+    assert all(0.0 < value < 100.0 for value in temperatures)
+
+
+def test_evaluation_judges_every_target() -> None:
+    lines = json.loads((FOLDER / "eval.json").read_text(encoding="utf-8"))["acceptance"]
+    assert len(lines) == 19
+    for line in lines:
+        assert line.keys() == {"what", "target", "value", "is_met"}
+
+
+def test_expert_loads_are_shares_of_every_layer() -> None:
+    config = V41Config.from_json(FOLDER)
+    loads = json.loads((FOLDER / "expert_load.json").read_text(encoding="utf-8"))
+    for domain, layers in loads["share_of_routed_tokens"].items():
+        assert len(layers) == config.num_hidden_layers, domain
+        for layer in layers:
+            assert len(layer) == config.n_routed_experts, domain
+            assert sum(layer) == pytest.approx(1.0, abs=1e-3), domain
 
 
 def test_files_stay_below_the_repository_limit() -> None:

@@ -1,0 +1,1 @@
+"""How the bundled tiny checkpoint is made: data, training, drafter, calibration, export."""

@@ -1,0 +1,1 @@
+"""From public packages to the data folder: archives, texts, tokenizer, tokens, word lists."""

@@ -1,0 +1,237 @@
+"""Train the drafter of a trained backbone.
+
+    python -m deepinfer_training.train_drafter --data DATA --config CONFIG --run RUN --minutes 3.5
+
+Reads RUN/master-*.safetensors, writes RUN/drafter-*.safetensors and RUN/drafter_log.json. The
+target is frozen and rounded as released. `--resume` goes on with the drafter that RUN holds. The
+confidence is calibrated afterwards, by `fit_confidence`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from deepinfer.device.errors import ConfigError, DeepInferError
+from deepinfer_training import fake_quant
+from deepinfer_training.architecture import Architecture
+from deepinfer_training.drafter import Anchors, DraftLoss, draft_loss, initial_drafter
+from deepinfer_training.evaluation import Model
+from deepinfer_training.optimizer import adamw, set_rate
+from deepinfer_training.parameters import Part, load_master, save_master
+from deepinfer_training.run_log import RunLog
+from deepinfer_training.sampler import continue_prompts
+from deepinfer_training.sequence_plan import Planner
+from deepinfer_training.sequences import SequenceSource, Split
+from deepinfer_training.speed import Speed
+from deepinfer_training.train import master_files, pick_device, read_token_map
+from deepinfer_training.weights import rounded_parameters
+
+DRAFTER_STEM = "drafter"
+_RATE = 2e-3
+_BIAS_RATE = 1e-3
+_CLIP_NORM = 1.0
+_WARMUP, _DECAY_START, _QUANTIZED_FROM = 0.03, 0.4, 0.7
+_REPORT_EVERY_S = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class DraftBatches:
+    """What the steps are made of.
+
+    Attributes:
+        own_every: every so many steps the batch is the target's own continuations.
+        anchors: blocks drafted in a sequence of training text.
+        scale: divides all batch sizes, for a small machine.
+    """
+
+    own_every: int = 4
+    anchors: int = 128
+    scale: int = 1
+
+    def __post_init__(self) -> None:
+        for name in ("own_every", "anchors", "scale"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"{name} is {getattr(self, name)}; expected a number from 1")
+
+
+class DraftTrainer:
+    """Owns the drafter's parameters and the frozen target."""
+
+    def __init__(
+        self, target: Model, drafter: dict[str, Tensor], source: SequenceSource, seed: int
+    ) -> None:
+        """Prepare to train `drafter` in place.
+
+        Args:
+            target: frozen, rounded as released.
+            drafter: parameters on the target's device.
+            source: natural and synthetic sequences.
+            seed: of data and anchors.
+        """
+        self.target, self.drafter, self._source, self._seed = target, drafter, source, seed
+        self._optimizer = adamw(drafter, _RATE)
+        self._trained = [value for value in drafter.values() if value.requires_grad]
+        self._generator = torch.Generator(target.device).manual_seed(seed)
+        self._index = 0
+        self.own: Tensor | None = None
+
+    def parameters(self) -> dict[str, Tensor]:
+        """The drafter's and what it shares with the target."""
+        shared = {name: self.target.parameters[name] for name in ("embed.weight", "head.weight")}
+        return {**self.drafter, **shared}
+
+    def natural(self, count: int, length: int) -> tuple[Tensor, Tensor]:
+        """ids and documents [count, length] of the next training sequences."""
+        batch = self._source.batch(Split.TRAIN, self._seed, self._index, count, length)
+        self._index += count
+        ids = torch.from_numpy(batch.ids.astype(np.int64)).to(self.target.device)
+        documents = torch.from_numpy(batch.documents.astype(np.int64)).to(self.target.device)
+        return ids, documents
+
+    def write_own(self, prompts: int, prompt_length: int, count: int) -> None:
+        """Let the target continue training prompts at temperatures 0, 0.6 and 1."""
+        ids, _ = self.natural(prompts, prompt_length)
+        temperatures = torch.tensor([0.0, 0.6, 1.0, 1.0])[torch.arange(prompts) % 4]
+        self.own = continue_prompts(self.target, ids, count, temperatures, self._generator)
+
+    def own_batch(self, count: int) -> tuple[Tensor, Tensor]:
+        """Random rows of the target's own continuations."""
+        assert self.own is not None  # written before the first step
+        rows = torch.randint(
+            len(self.own), (count,), generator=self._generator, device=self.own.device
+        )
+        ids = self.own[rows]
+        return ids, torch.zeros_like(ids)
+
+    def step(
+        self, ids: Tensor, documents: Tensor, num_anchors: int, first: int, progress: float
+    ) -> DraftLoss:
+        """One update on blocks at random anchors from position `first` on."""
+        size = self.target.arch.dspark_block_size
+        positions = torch.randint(
+            first, ids.shape[1] - size, (len(ids), num_anchors),
+            generator=self._generator, device=ids.device,
+        )  # fmt: skip
+        rotation = self.target.planner.plain_rotation(ids.shape[1] + size)
+        anchors = Anchors(positions, documents, rotation)
+        with torch.no_grad():
+            result = self.target.run(ids, documents)
+            at = (positions.unsqueeze(-1) + torch.arange(size, device=ids.device)).flatten(1)
+            hidden = result.hidden.gather(
+                1, at.unsqueeze(-1).expand(-1, -1, result.hidden.shape[-1])
+            )
+            logits = self.target.logits(hidden).view(*positions.shape, size, -1)
+        numerics = fake_quant.ANNEALING if progress >= _QUANTIZED_FROM else fake_quant.TRAINING
+        numerics = fake_quant.on_device(numerics, ids.device)
+        loss = draft_loss(
+            self.parameters(), self.target.arch, ids, result.taps, logits, anchors, numerics
+        )
+        loss.total.backward()
+        torch.nn.utils.clip_grad_norm_(self._trained, _CLIP_NORM)
+        rising, falling = progress / _WARMUP + 0.02, (1.0 - progress) / (1.0 - _DECAY_START)
+        set_rate(self._optimizer, max(0.0, min(1.0, rising, falling)))
+        self._optimizer.step()
+        self._optimizer.zero_grad(set_to_none=True)
+        if progress < _QUANTIZED_FROM:
+            self._balance(loss.loads)
+        return loss
+
+    @torch.no_grad()
+    def _balance(self, loads: Tensor) -> None:
+        for stage, load in enumerate(loads):
+            bias = self.drafter[f"mtp.{stage}.ffn.gate.bias"]
+            bias.add_(_BIAS_RATE * torch.sign(load.mean() - load))
+
+
+def train_drafter(
+    trainer: DraftTrainer, minutes: float, batches: DraftBatches, log: RunLog
+) -> None:
+    """Train until the time is over.
+
+    Args:
+        trainer: what is trained.
+        minutes: by the clock, the target's continuations included.
+        batches: sizes.
+        log: receives progress.
+    """
+    started, limit_s, scale = time.monotonic(), minutes * 60, batches.scale
+    trainer.write_own(1024 // scale, 96, 96)
+    log.line(f"target continued {1024 // scale} prompts in {time.monotonic() - started:.1f} s")
+    steps, reported = 0, time.monotonic()
+    while (progress := (time.monotonic() - started) / limit_s) < 1.0:
+        if steps % batches.own_every == 0:
+            ids, documents = trainer.own_batch(max(2, 128 // scale))
+            loss = trainer.step(ids, documents, 16, 32, progress)
+        else:
+            length = 1024 if scale == 1 else 256
+            ids, documents = trainer.natural(max(2, 32 // scale), length)
+            anchors = batches.anchors if scale == 1 else 16
+            loss = trainer.step(ids, documents, anchors, 0, progress)
+        steps += 1
+        if time.monotonic() - reported >= _REPORT_EVERY_S or steps == 1:
+            reported = time.monotonic()
+            overlap = [round(float(x), 3) for x in loss.acceptance]
+            values = [round(float(x), 4) for x in loss[:4]]
+            log.line(f"{progress:6.1%} drafter step {steps} total/ce/tv/confidence {values} "
+                     f"acceptance {overlap}")  # fmt: skip
+            log.record(progress=round(progress, 4), step=steps, losses=values, acceptance=overlap)
+            log.save()
+    log.content |= {"steps": steps, "minutes": minutes}
+
+
+def main() -> int:
+    """Train from the command line; 0 on success, 2 for bad input."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--data", type=Path, required=True, help="folder of prepared data")
+    parser.add_argument("--config", type=Path, required=True, help="flat config.json")
+    parser.add_argument("--run", type=Path, required=True, help="folder of the backbone's run")
+    parser.add_argument("--minutes", type=float, required=True, help="training time")
+    parser.add_argument("--resume", action="store_true", help="start from the run's drafter")
+    parser.add_argument("--speed", type=Path, help="JSON file that benchmark wrote")
+    parser.add_argument("--seed", type=int, default=2)
+    parser.add_argument("--device", help="default: cuda if present, else cpu")
+    parser.add_argument("--own-every", type=int, default=4, metavar="STEPS",
+                        help="steps between batches of the target's own text")  # fmt: skip
+    parser.add_argument("--anchors", type=int, default=128, help="blocks drafted in a sequence")
+    parser.add_argument("--scale", type=int, default=1, help="divides all batch sizes")
+    args = parser.parse_args()
+    device = pick_device(args.device)
+    try:
+        batches = DraftBatches(args.own_every, args.anchors, args.scale)
+        arch = Architecture.from_json(args.config)
+        source = SequenceSource(args.data, arch.pad_token_id)
+        backbone = load_master(arch, Part.BACKBONE, master_files(args.run), device)
+        drafter = (
+            load_master(arch, Part.DRAFTER, master_files(args.run, DRAFTER_STEM), device)
+            if args.resume
+            else initial_drafter(backbone, arch, args.seed, device)
+        )
+    except DeepInferError as error:
+        sys.stderr.write(f"drafter training cannot start: {error}\n")
+        return 2
+    Speed.load(args.speed).apply()
+    planner = Planner(arch, read_token_map(args.data), device)
+    numerics = fake_quant.on_device(fake_quant.ANNEALING, device)
+    target = Model(rounded_parameters(backbone), arch, planner, numerics, device)
+    trainer = DraftTrainer(target, drafter, source, args.seed)
+    header = {
+        "seed": args.seed, "base_rate": _RATE, "resumed": args.resume, "batches": asdict(batches),
+    }  # fmt: skip
+    log = RunLog(args.run / "drafter_log.json", header)
+    train_drafter(trainer, args.minutes, batches, log)
+    files = save_master(trainer.drafter, args.run, DRAFTER_STEM)
+    log.save()
+    log.line(f"drafter in {len(files)} files")
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
