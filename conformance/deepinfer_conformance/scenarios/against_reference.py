@@ -39,11 +39,19 @@ _LOGIT_BOUNDS = {
 
 
 def suite_cases() -> Iterator[SuiteCase]:
-    """One case per world and numerics mode."""
+    """One case per world and numerics mode.
+
+    Random weights have near ties everywhere, and in normative numerics a right backend that
+    rounds in another way leaves the reference's tokens at any margin: only their logits are
+    compared there.
+    """
     for world in World:
         for numerics in Numerics:
+            is_chaotic = world is World.RANDOM and numerics is Numerics.NORMATIVE
             quick = world is World.TRAINED and numerics is Numerics.NORMATIVE
             for name, run in (("greedy", _greedy), ("logits", _logits)):
+                if name == "greedy" and is_chaotic:
+                    continue
                 case_id = f"scenarios/{name}:{numerics.value},{world.value}"
                 level = Level.QUICK if quick and name == "greedy" else Level.DEFAULT
                 yield SuiteCase(case_id, CORE, level, partial(run, case_id, world, numerics))
