@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from deepinfer.api import EngineConfig, trace
+from deepinfer.device.backend import Backend
 from deepinfer.device.numerics import Numerics
 from deepinfer.device.overlay import with_ops
 from deepinfer.device.runtime import StepKind
@@ -75,18 +76,27 @@ def locate(
     for kind, part in ways:
         run = _reference_run(bench, config, part, kind, numerics=numerics)
         lockstep = Lockstep(backend, run.calls)
-        trace(config, part, backend=lockstep.backend, kind=kind, observer=lockstep.places)
         findings = lockstep.findings
+        try:
+            trace(config, part, backend=lockstep.backend, kind=kind, observer=lockstep.places)
+        except Exception:
+            if not findings.differences:
+                raise
         if findings.left_path:
             line = f"{kind.value}: the model called {findings.left_path} out of turn"
             return Location(line, findings.left_path, {})
         if findings.differences:
             first = findings.differences[0]
             op = _blamed(bench, first, numerics)
-            growth = _growth(run, trace(config, part, backend=backend, kind=kind))
+            growth = _growth(run, backend, config, part, kind=kind)
             return Location(_line(first, op, kind), op, growth)
     run = _reference_run(bench, config, ids, StepKind.PREFILL, numerics=numerics)
-    growth = _growth(run, trace(config, ids, backend=backend))
+    growth = _growth(run, backend, config, ids, kind=StepKind.PREFILL)
+    if numerics is Numerics.NORMATIVE and any(growth.values()):
+        # What bf16 hides, the tight bounds of fp32 may show.
+        exact = locate(bench, config, token_ids, Numerics.EXACT)
+        if exact.op:
+            return Location(f"in exact numerics: {exact.line}", exact.op, growth)
     line = "no op is beyond its bound on equal inputs; the difference is accumulated error"
     return Location(line, "", growth)
 
@@ -107,7 +117,20 @@ def _reference_run(
     return run
 
 
-def _growth(run: _ReferenceRun, found: dict[str, Tensor]) -> dict[str, float]:
+def _growth(
+    run: _ReferenceRun,
+    backend: Backend,
+    config: EngineConfig,
+    ids: tuple[int, ...],
+    *,
+    kind: StepKind,
+) -> dict[str, float]:
+    """Error of the streams when the backend runs freely; empty when it cannot."""
+    try:
+        found = trace(config, ids, backend=backend, kind=kind)
+    except Exception:
+        # A wrong op may make a later one raise; where the first one differs is known already.
+        return {}
     return {
         name: _relative(found[name], value)
         for name, value in run.tensors.items()

@@ -133,6 +133,14 @@ class Lockstep:
             self._levels.append(_Level(known.children))
             try:
                 result = function(**fed)
+            except Exception as error:
+                # Foreign code: an op that raises on the reference's inputs is what differs.
+                words = f"raised {type(error).__name__}: {error}"
+                verdict = Verdict(False, float("inf"), 0.0, words)
+                self.findings.differences.append(
+                    OpDifference(spec, known.place, "out", verdict, None)
+                )
+                raise
             finally:
                 self._levels.pop()
             self._judge(known, fed, result)

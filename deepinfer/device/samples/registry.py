@@ -97,8 +97,11 @@ def declare_error(spec: OpSpec[..., Any], error: ErrorCase) -> None:
 
 
 def registered_samples(op_name: str) -> tuple[Sample, ...]:
-    """Samples registered so far for an op, in order of declaration."""
-    return tuple(_SAMPLES.get(op_name, {}).values())
+    """Samples registered so far for an op: by level, then in order of declaration.
+
+    The module of real shapes declares for all families, before or after their own modules.
+    """
+    return tuple(sorted(_SAMPLES.get(op_name, {}).values(), key=lambda sample: sample.level))
 
 
 def registered_errors(op_name: str) -> tuple[ErrorCase, ...]:
