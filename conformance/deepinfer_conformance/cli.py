@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 from rich.console import Console
@@ -20,6 +21,7 @@ from rich.table import Table
 
 from deepinfer.device.errors import ConfigError
 from deepinfer_conformance.bench import Bench
+from deepinfer_conformance.cases import matches
 from deepinfer_conformance.diff import diff_reports
 from deepinfer_conformance.expected import expected_failures
 from deepinfer_conformance.isolation import Executor, InProcess, Isolated
@@ -74,6 +76,12 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     )
     parser.add_argument("--list", action="store_true", help="show the case ids and end")
     parser.add_argument(
+        "--time-limit",
+        type=float,
+        metavar="SECONDS",
+        help="for each case (default: 120, scenarios 600)",
+    )
+    parser.add_argument(
         "--in-process", action="store_true", help="no child process, no time limits: for debuggers"
     )
 
@@ -82,14 +90,18 @@ def run(args: argparse.Namespace) -> int:
     """Run the command; 0 when nothing failed unexpectedly."""
     if args.query[:1] == ["diff"]:
         return _diff(args.query[1:])
-    if len(args.query) > 1:
-        raise ConfigError(f"queries {args.query}; give one prefix or pattern of case ids")
-    query = args.query[0] if args.query else ""
-    selection = Selection(args.backend, _options(args.set), args.level, query)
-    cases = suite_cases(args.level, query) if args.list else selected_cases(selection)
-    if not cases:
+    if args.time_limit is not None and not args.time_limit > 0:
+        raise ConfigError(f"--time-limit {args.time_limit}: expected seconds above 0")
+    queries: list[str] = args.query
+    everything = Selection(args.backend, _options(args.set), args.level)
+    cases = suite_cases(args.level) if args.list else selected_cases(everything)
+    unmatched = [q for q in queries if not any(matches(case.case_id, q) for case in cases)]
+    if queries:
+        cases = tuple(c for c in cases if any(matches(c.case_id, query) for query in queries))
+    selection = replace(everything, query=" ".join(queries))
+    if unmatched:
         raise ConfigError(
-            f"query {query!r} selects no case at level {args.level.name.lower()}; "
+            f"query {unmatched[0]!r} selects no case at level {args.level.name.lower()}; "
             "deepinfer conformance --list shows the ids"
         )
     if args.list:
@@ -98,7 +110,7 @@ def run(args: argparse.Namespace) -> int:
     executor: Executor = (
         InProcess(Bench(selection.backend, selection.options))
         if args.in_process
-        else Isolated(selection.backend, selection.options)
+        else Isolated(selection.backend, selection.options, limit_s=args.time_limit)
     )
     console = Console(stderr=True)
     try:

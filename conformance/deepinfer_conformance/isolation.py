@@ -113,14 +113,17 @@ def _serve(pipe: Connection, backend: str, options: Mapping[str, object]) -> Non
 class Isolated:
     """Runs cases in a child process."""
 
-    def __init__(self, backend: str, options: Mapping[str, object]) -> None:
+    def __init__(
+        self, backend: str, options: Mapping[str, object], *, limit_s: float | None = None
+    ) -> None:
         """Nothing is started yet.
 
         Args:
             backend: name of the backend under test.
             options: its options; they travel to the child.
+            limit_s: seconds a case may take; None takes each case's own limit.
         """
-        self._backend, self._options = backend, dict(options)
+        self._backend, self._options, self._limit_s = backend, dict(options), limit_s
         self._child: BaseProcess | None = None
         self._pipe: Connection | None = None
         self._greeting = Greeting()
@@ -168,7 +171,7 @@ class Isolated:
             self._stop()
             return Outcome(case.case_id, case.profile, Status.ERROR, message=self._greeting.refusal)
         pipe.send(case.case_id)
-        limit = time_limit_s(case)
+        limit = self._limit_s or time_limit_s(case)
         reply = self._receive(limit)
         seconds = time.perf_counter() - start
         if not isinstance(reply, Outcome):

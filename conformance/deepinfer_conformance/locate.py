@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from deepinfer.api import EngineConfig, trace
-from deepinfer.device.backend import Backend
 from deepinfer.device.numerics import Numerics
 from deepinfer.device.overlay import with_ops
 from deepinfer.device.runtime import StepKind
@@ -36,14 +35,18 @@ class Location:
         op: `family/name` of the op to look at; empty when none is wrong on equal inputs.
         growth: largest error of the streams entering each layer when both run freely, relative
             to the largest value, by trace name.
+        failure: what the backend raised when it ran freely; empty when it did not.
     """
 
     line: str
     op: str
     growth: dict[str, float]
+    failure: str = ""
 
     def notes(self) -> tuple[str, ...]:
-        """The growth of the error as lines."""
+        """The growth of the error, or why there is none, as lines."""
+        if self.failure:
+            return (f"free running, the backend raised {self.failure}",)
         if not self.growth:
             return ()
         steps = "  ".join(f"{_short(name)} {error:.1e}" for name, error in self.growth.items())
@@ -81,17 +84,22 @@ def locate(
             trace(config, part, backend=lockstep.backend, kind=kind, observer=lockstep.places)
         except Exception:
             if not findings.differences:
-                raise
+                raise  # not an op of the backend
         if findings.left_path:
             line = f"{kind.value}: the model called {findings.left_path} out of turn"
             return Location(line, findings.left_path, {})
         if findings.differences:
             first = findings.differences[0]
             op = _blamed(bench, first, numerics)
-            growth = _growth(run, backend, config, part, kind=kind)
-            return Location(_line(first, op, kind), op, growth)
+            line = _line(first, op, kind)
+            try:
+                found = trace(config, part, backend=backend, kind=kind)
+            except Exception as error:
+                # A wrong op may make a later one raise; the first difference is known already.
+                return Location(line, op, {}, f"{type(error).__name__}: {error}")
+            return Location(line, op, _growth(run, found))
     run = _reference_run(bench, config, ids, StepKind.PREFILL, numerics=numerics)
-    growth = _growth(run, backend, config, ids, kind=StepKind.PREFILL)
+    growth = _growth(run, trace(config, ids, backend=backend))
     if numerics is Numerics.NORMATIVE and any(growth.values()):
         # What bf16 hides, the tight bounds of fp32 may show.
         exact = locate(bench, config, token_ids, Numerics.EXACT)
@@ -117,20 +125,8 @@ def _reference_run(
     return run
 
 
-def _growth(
-    run: _ReferenceRun,
-    backend: Backend,
-    config: EngineConfig,
-    ids: tuple[int, ...],
-    *,
-    kind: StepKind,
-) -> dict[str, float]:
-    """Error of the streams when the backend runs freely; empty when it cannot."""
-    try:
-        found = trace(config, ids, backend=backend, kind=kind)
-    except Exception:
-        # A wrong op may make a later one raise; where the first one differs is known already.
-        return {}
+def _growth(run: _ReferenceRun, found: dict[str, Tensor]) -> dict[str, float]:
+    """Error of the streams of a free run."""
     return {
         name: _relative(found[name], value)
         for name, value in run.tensors.items()

@@ -381,6 +381,7 @@ TRACED = [
 ]
 # Mistakes that a sequence of text tokens, its first prefill and decode steps cannot show.
 NO_DIVERGENCE: set[str] = set()
+LOCATED: set[str] = set()
 
 
 @pytest.mark.parametrize("mutant", [pytest.param(m, id=f"{m.spec.name}:{m.name}") for m in TRACED])
@@ -394,6 +395,7 @@ def test_planted_mistake_is_located(mutant: Mutant, recordings: dict[object, obj
     config = EngineConfig(max_model_len=128)
     found = locate(bench, config, SEQUENCE, Numerics.NORMATIVE)
     bench.close()
+    LOCATED.add(f"{mutant.spec.name}:{mutant.name}")
     if not found.op and not any(found.growth.values()):
         NO_DIVERGENCE.add(f"{mutant.spec.name}:{mutant.name}")
         return  # the trace does not diverge: the cases of the op are what catches it
@@ -402,7 +404,9 @@ def test_planted_mistake_is_located(mutant: Mutant, recordings: dict[object, obj
 
 
 def test_most_planted_mistakes_show_in_a_trace(capsys: pytest.CaptureFixture[str]) -> None:
-    """Runs after the test above and prints the counts."""
+    """Runs after the tests above and prints the counts."""
+    if len(LOCATED) < len(TRACED):
+        pytest.skip(f"{len(LOCATED)} of {len(TRACED)} mistakes were located in this run")
     with capsys.disabled():
         print(
             f"\nplanted mistakes: {len(MUTANTS)}; in ops that a traced sequence runs: "

@@ -31,12 +31,18 @@ def package(tmp_path: Path) -> Path:
 
 
 def _conformance(
-    run_python: RunPython, pip: Pip, package: Path, *folders: Path, query: str
+    run_python: RunPython,
+    pip: Pip,
+    package: Path,
+    *folders: Path,
+    query: str,
+    limit_s: int = 120,
 ) -> tuple[int, str, dict[str, str]]:
     """Install the package into a folder of its own and run the suite on it."""
     site, reports = package.parent / "site", package.parent / "reports"
     pip("install", package, "--target", site)
-    arguments = ["conformance", "--backend", "acme", "--report", str(reports), query]
+    arguments = ["conformance", "--backend", "acme", "--report", str(reports)]
+    arguments += ["--time-limit", str(limit_s), query]
     # Spawned children import the main module: it has to be guarded.
     code = 'if __name__ == "__main__":\n' + "\n".join(
         f"    {line}" for line in RUN.format(arguments=arguments).strip().splitlines()
@@ -86,6 +92,33 @@ def test_planted_wrong_op_is_reported_with_case_and_repeat_command(
     words = " ".join(text.split())
     assert "ops/norm/rmsnorm:exact,control: out: error" in words
     assert "repeat: deepinfer conformance --backend acme 'ops/norm/rmsnorm:exact,control'" in words
+
+
+@pytest.mark.parametrize(
+    ("fault", "status"), [("os._exit(3)", "crashed"), ("time.sleep(600)", "timeout")]
+)
+def test_crash_or_hang_costs_one_case(
+    package: Path,
+    installed_wheel: Path,
+    pip: Pip,
+    run_python: RunPython,
+    *,
+    fault: str,
+    status: str,
+) -> None:
+    source = package / "deepinfer_acme" / "ops" / "norm.py"
+    text = source.read_text(encoding="utf-8")
+    planted = (
+        f"    if x.shape[0] == 1:\n        import os, time\n        {fault}\n    values = x.float()"
+    )
+    source.write_text(text.replace("    values = x.float()", planted), encoding="utf-8")
+    code, text, statuses = _conformance(
+        run_python, pip, package, installed_wheel, query="ops/norm/rmsnorm:exact,n*", limit_s=5
+    )
+    assert code == 1, text
+    assert statuses.pop("ops/norm/rmsnorm:exact,n=1") == status
+    assert len(statuses) > 1
+    assert set(statuses.values()) == {"passed"}
 
 
 @pytest.mark.parametrize("name", ["", "Acme", "9lives", "my-chip", "a b"])
