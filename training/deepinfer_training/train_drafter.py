@@ -48,16 +48,18 @@ class DraftBatches:
 
     Attributes:
         own_every: every so many steps the batch is the target's own continuations.
+        own_prompts: prompts that the target continues before the first step.
         anchors: blocks drafted in a sequence of training text.
         scale: divides all batch sizes, for a small machine.
     """
 
     own_every: int = 4
+    own_prompts: int = 1024
     anchors: int = 128
     scale: int = 1
 
     def __post_init__(self) -> None:
-        for name in ("own_every", "anchors", "scale"):
+        for name in ("own_every", "own_prompts", "anchors", "scale"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name} is {getattr(self, name)}; expected a number from 1")
 
@@ -163,8 +165,9 @@ def train_drafter(
         log: receives progress.
     """
     started, limit_s, scale = time.monotonic(), minutes * 60, batches.scale
-    trainer.write_own(1024 // scale, 96, 96)
-    log.line(f"target continued {1024 // scale} prompts in {time.monotonic() - started:.1f} s")
+    prompts = batches.own_prompts // scale
+    trainer.write_own(prompts, 96, 96)
+    log.line(f"target continued {prompts} prompts in {time.monotonic() - started:.1f} s")
     steps, reported = 0, time.monotonic()
     while (progress := (time.monotonic() - started) / limit_s) < 1.0:
         if steps % batches.own_every == 0:
@@ -200,12 +203,14 @@ def main() -> int:
     parser.add_argument("--device", help="default: cuda if present, else cpu")
     parser.add_argument("--own-every", type=int, default=4, metavar="STEPS",
                         help="steps between batches of the target's own text")  # fmt: skip
+    parser.add_argument("--own-prompts", type=int, default=1024, metavar="N",
+                        help="prompts that the target continues first")  # fmt: skip
     parser.add_argument("--anchors", type=int, default=128, help="blocks drafted in a sequence")
     parser.add_argument("--scale", type=int, default=1, help="divides all batch sizes")
     args = parser.parse_args()
     device = pick_device(args.device)
     try:
-        batches = DraftBatches(args.own_every, args.anchors, args.scale)
+        batches = DraftBatches(args.own_every, args.own_prompts, args.anchors, args.scale)
         arch = Architecture.from_json(args.config)
         source = SequenceSource(args.data, arch.pad_token_id)
         backbone = load_master(arch, Part.BACKBONE, master_files(args.run), device)
