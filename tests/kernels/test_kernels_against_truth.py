@@ -17,7 +17,7 @@ from deepinfer_kernels.norm import rmsnorm_triton
 from deepinfer_kernels.quant import gemm_triton, quantize_triton
 from deepinfer_kernels.quant.gemm_triton import Operand
 from deepinfer_kernels.sampling import controls_triton, philox_triton, sample_triton
-from deepinfer_kernels.spec import draft_triton
+from deepinfer_kernels.spec import admit_triton, draft_triton
 from deepinfer_kernels.state import correct_triton, plans_triton
 
 DTYPES = [torch.float32, torch.bfloat16]
@@ -394,6 +394,20 @@ def test_probability_is_a_tempered_sigmoid(generator: torch.Generator) -> None:
     logit = torch.randn(300, generator=generator) * 8.0
     temperature = torch.rand(300, generator=generator) + 0.5
     close(draft_triton.probability(logit, temperature), torch.sigmoid(logit / temperature))
+
+
+@pytest.mark.parametrize("num_drafts", [1, 8])
+@pytest.mark.parametrize("budget", [0, 7, 300])
+def test_admitted_drafts_are_the_first_of_a_sort(
+    generator: torch.Generator, num_drafts: int, budget: int
+) -> None:
+    # More drafts than a tile, many of them equal.
+    confidences = torch.randint(1, 5, (90, num_drafts), generator=generator) / 4.0
+    survival = confidences.cumprod(1)
+    available = torch.randint(0, num_drafts + 1, (90,), generator=generator)
+    value = admit_triton.admit_drafts(survival, available, torch.tensor([budget]), floor=2.0**-5)
+    truth = admit_triton.admit_drafts_truth(survival, available, budget, floor=2.0**-5)
+    assert value.tolist() == truth
 
 
 def test_random_numbers_are_those_of_plain_integers() -> None:

@@ -149,6 +149,10 @@ MUTATIONS = {
         "position, purpose, column + 1)",
         "sample_tokens:normative,*",
     ),
+    "equal drafts are admitted in the order of requests": _of(
+        "spec", "admit", "earlier | (same_place & (other_seq < seq)[None, :])",
+        "(other_seq < seq)[None, :]", "admit_drafts:normative,*",
+    ),
     "window is one row short": _of(
         "state", "plans", "readable = valid & (key >=", "readable = valid & (key >",
         "window_plan:*",

@@ -7,7 +7,7 @@ import math
 import torch
 from torch import Tensor
 
-from deepinfer.device.ops.spec import Confidence, DraftPlan, MarkovStep
+from deepinfer.device.ops.spec import SURVIVAL_FLOOR, Confidence, DraftPlan, MarkovStep
 from deepinfer.device.ops.state import RowLayout
 from deepinfer.device.samples.canonical import CanonicalEmbedding, CanonicalLinear
 from deepinfer_conformance.naive import stored
@@ -92,3 +92,20 @@ def draft_confidence(
     return Confidence(
         torch.tensor(logits, dtype=torch.float64), torch.tensor(shares, dtype=torch.float64)
     )
+
+
+def admit_drafts(survival: Tensor, available: Tensor, budget: Tensor) -> Tensor:
+    """One draft after another, always the best of those that are next in their requests."""
+    rows, limits = survival.tolist(), available.tolist()
+    admitted = [0] * len(rows)
+    for _ in range(int(budget)):
+        best = None
+        for seq, (row, limit) in enumerate(zip(rows, limits, strict=True)):
+            place = admitted[seq]
+            if place < limit and row[place] >= SURVIVAL_FLOOR:
+                rank = (-row[place], place, seq)
+                best = rank if best is None else min(best, rank)
+        if best is None:
+            break
+        admitted[best[2]] += 1
+    return torch.tensor(admitted, dtype=torch.int64)

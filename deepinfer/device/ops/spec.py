@@ -17,6 +17,9 @@ from deepinfer.device.op import OpTable, op
 from deepinfer.device.ops.quant import embed, linear_f32
 from deepinfer.device.ops.state import RowLayout
 
+SURVIVAL_FLOOR = 2.0**-20
+"""About 1e-6, and exact in fp32: a draft less likely to be reached and accepted is not verified."""
+
 
 @op(family="spec", compare=Exact())
 def draft_context(rows: RowLayout, num_accepted: Tensor, seq_slots: Tensor, *, ring: int) -> Tensor:
@@ -177,5 +180,33 @@ def draft_confidence(
 
     Contract: rows are independent; zero rows allowed.
     Source: confidence head of DSpark; it never sees the draft that it judges.
+    """
+    raise NotImplementedError
+
+
+@op(family="spec", compare=Exact())
+def admit_drafts(survival: Tensor, available: Tensor, budget: Tensor) -> Tensor:
+    """How many drafts of each request a step verifies: the likeliest of the batch.
+
+    Draft j of request r may be admitted when j < available[r] and survival[r, j] is at least
+    SURVIVAL_FLOOR. Of those, the first `budget` are, by survival from the highest, then by j from
+    the lowest, then by r from the lowest. Survival does not rise within a request, so what is
+    admitted of a request is always its first drafts.
+
+    Args:
+        survival: [R, D] fp32 running product of a request's confidences, not rising along j; NaN
+            is below the floor.
+        available: [R] int64 drafts that the request has, 0 to D; 0 for padding.
+        budget: [1] int64 most drafts of the whole batch, from 0.
+
+    Returns:
+        [R] int64 drafts to verify; their sum is at most `budget`, and less only when no more may
+        be admitted.
+
+    Contract: the choice depends on survival, places and request order alone, never on a drafted
+    token that a survival did not already depend on; so the output keeps its distribution when
+    `budget` does not depend on this step's drafts. Zero requests allowed; a request's count
+    depends on its company.
+    Source: batch-wide choice of DSpark; ties as its losslessness argument needs them.
     """
     raise NotImplementedError

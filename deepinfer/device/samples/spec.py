@@ -1,4 +1,4 @@
-"""Samples of the spec family: accepted rows, draft blocks, Markov steps, confidences."""
+"""Samples of the spec family: accepted rows, draft blocks, confidences, admitted drafts."""
 
 from __future__ import annotations
 
@@ -188,6 +188,67 @@ declare_sample(
         _confidence(edit=draws.with_nan_row),
         loose_rows={"logit": (3,), "probability": (3,)},
     ),
+)
+
+
+_DRAFTS = 5
+
+
+def _survival(
+    available: tuple[int, ...] = (5, 5, 3, 0, 5, 1, 4),
+    *,
+    budget: int = 11,
+    edit: Edit = torch.clone,
+) -> Builder:
+    def build(generator: torch.Generator, numerics: Numerics) -> Arguments:
+        confidences = torch.rand(len(available), _DRAFTS, generator=generator).sqrt()
+        return {
+            "survival": edit(confidences.cumprod(1)),
+            "available": _index(available),
+            "budget": _index((budget,)),
+        }
+
+    return build
+
+
+def _coarse(survival: Tensor) -> Tensor:
+    """Few different values, so that most of them are ties."""
+    return (survival * 3.0).ceil() / 3.0
+
+
+def _near_floor(survival: Tensor) -> Tensor:
+    """Requests that fall below the floor behind their first, second, ... draft."""
+    below = torch.arange(_DRAFTS) > torch.arange(len(survival)).unsqueeze(1) % _DRAFTS
+    return torch.where(below, spec.SURVIVAL_FLOOR * 0.999, spec.SURVIVAL_FLOOR)
+
+
+def _lost(survival: Tensor) -> Tensor:
+    """NaN from the second draft of the first request on, and in the whole second."""
+    result = survival.clone()
+    result[0, 1:], result[1] = float("nan"), float("nan")
+    return result
+
+
+_EIGHT = (5,) * 8
+declare(
+    spec.admit_drafts,
+    {
+        "control": _survival(),
+        "n=0": _survival(()),
+        "n=1": _survival((5,), budget=3),
+        "n=300": _survival((5, 2, 4) * 100, budget=500),
+        "budget=0": _survival(budget=0),
+        "budget=1": _survival(budget=1),
+        "budget-of-all": _survival(budget=23),
+        "budget-beyond-all": _survival(budget=1000),
+        "nothing-available": _survival((0, 0, 0)),
+        "all-equal": _survival(_EIGHT, budget=19, edit=torch.ones_like),
+        "ties": _survival(_EIGHT, budget=13, edit=_coarse),
+        "all-zero": _survival(_EIGHT, edit=torch.zeros_like),
+        "around-the-floor": _survival(_EIGHT, budget=30, edit=_near_floor),
+        "nan": _survival(_EIGHT, budget=30, edit=_lost),
+        "strided": _survival(edit=draws.strided),
+    },
 )
 
 

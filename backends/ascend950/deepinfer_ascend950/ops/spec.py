@@ -1,4 +1,4 @@
-"""Spec family: where draft blocks lie, and the confidence head; the Markov step is composed."""
+"""Spec family: where draft blocks lie, confidences, admission; the Markov step is composed."""
 
 from __future__ import annotations
 
@@ -47,11 +47,29 @@ def draft_confidence(
     return Confidence(logit, torch.sigmoid(logit / temperature))
 
 
+def admit_drafts(survival: Tensor, available: Tensor, budget: Tensor) -> Tensor:
+    num_seqs, num_drafts = survival.shape
+    places = torch.arange(num_drafts, device=survival.device)
+    admissible = (places < available.unsqueeze(1)) & (survival >= spec.SURVIVAL_FLOOR)
+    key = torch.where(admissible, survival, 0.0)
+    # Draft by draft: a stable sort then keeps the contract's order of ties.
+    order = key.t().reshape(-1).sort(descending=True, stable=True).indices
+    rank = torch.empty_like(order)
+    rank.scatter_(0, order, torch.arange(num_drafts * num_seqs, device=order.device))
+    chosen = (rank < budget).view(num_drafts, num_seqs).t() & admissible
+    return chosen.sum(1)
+
+
 def register(table: OpTable) -> None:
     """Add this family's implementations to `table`."""
     reason = "torch: integer arithmetic; nothing is read on the host"
     table.implements(spec.draft_context, reason=reason, layout="int64")(draft_context)
     table.implements(spec.draft_plan, reason=reason, layout="int64")(draft_plan)
+    table.implements(
+        spec.admit_drafts,
+        reason="torch: one stable sort of the batch's drafts; nothing is read on the host",
+        layout="fp32, int64",
+    )(admit_drafts)
     table.implements(
         spec.draft_confidence,
         reason="torch: as quant/linear_f32",

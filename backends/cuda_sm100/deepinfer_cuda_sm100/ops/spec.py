@@ -11,7 +11,7 @@ from deepinfer.device.ops import spec
 from deepinfer.device.ops.spec import Confidence, DraftPlan
 from deepinfer.device.ops.state import RowLayout
 from deepinfer_cuda_sm100.ops.quant import linear_f32
-from deepinfer_kernels.spec import draft_triton
+from deepinfer_kernels.spec import admit_triton, draft_triton
 
 
 def draft_context(rows: RowLayout, num_accepted: Tensor, seq_slots: Tensor, *, ring: int) -> Tensor:
@@ -56,8 +56,13 @@ def draft_confidence(
     return Confidence(logit, draft_triton.probability(logit, temperature))
 
 
+def admit_drafts(survival: Tensor, available: Tensor, budget: Tensor) -> Tensor:
+    return admit_triton.admit_drafts(survival, available, budget, floor=spec.SURVIVAL_FLOOR)
+
+
 def register(table: OpTable, reason: str) -> None:
     """Add this family's implementations to `table`."""
     table.implements(spec.draft_context, reason=reason)(draft_context)
     table.implements(spec.draft_plan, reason=reason)(draft_plan)
     table.implements(spec.draft_confidence, reason=reason)(draft_confidence)
+    table.implements(spec.admit_drafts, reason=reason)(admit_drafts)

@@ -49,8 +49,21 @@ def draft_confidence(
     return Confidence(logit, in_whole_vectors(torch.sigmoid, logit / temperature))
 
 
+def admit_drafts(survival: Tensor, available: Tensor, budget: Tensor) -> Tensor:
+    num_seqs, num_drafts = survival.shape
+    admissible = torch.arange(num_drafts) < available.unsqueeze(1)
+    admissible &= survival >= spec.SURVIVAL_FLOOR
+    # Draft by draft, so that a stable sort leaves ties in the order of the contract.
+    key = torch.where(admissible, survival, 0.0).T.flatten()
+    order = torch.sort(key, descending=True, stable=True).indices
+    chosen = torch.zeros(num_drafts * num_seqs, dtype=torch.bool)
+    chosen[order] = torch.arange(len(order)) < budget
+    return (chosen.view(num_drafts, num_seqs).T & admissible).sum(1)
+
+
 def register(table: OpTable) -> None:
     """Add this family's implementations to `table`."""
     table.implements(spec.draft_context)(draft_context)
     table.implements(spec.draft_plan)(draft_plan)
     table.implements(spec.draft_confidence)(draft_confidence)
+    table.implements(spec.admit_drafts)(admit_drafts)
