@@ -1,196 +1,29 @@
-"""Faults planted into kernels: op conformance has to notice every one of them.
-
-A mutation replaces a piece of a kernel file's text; the changed file is loaded beside the right
-one and bound in its place.
-"""
+"""Faults planted into kernels: op conformance has to notice every one of them."""
 
 from __future__ import annotations
 
-import importlib
-import importlib.util
-import sys
 from pathlib import Path
-from types import ModuleType
-from typing import NamedTuple
 
 import pytest
 
 from deepinfer.device.backend_config import BackendConfig
 from deepinfer.device.numerics import Numerics
-from deepinfer_conformance.cases import op_cases
 from deepinfer_conformance.run import run_case
 from deepinfer_cuda_sm100.backend import CudaBackend
 from deepinfer_cuda_sm100.options import CudaOptions
 from deepinfer_reference.backend import ReferenceBackend
-
-
-class Mutation(NamedTuple):
-    """A fault and where it shows.
-
-    Attributes:
-        kernel: module of the kernel.
-        text: what stands there.
-        fault: what is put instead.
-        binding: module of the backend's ops that uses it.
-        name: attribute of the binding that is replaced: a module, or a function of it.
-        query: op cases that have to fail.
-    """
-
-    kernel: str
-    text: str
-    fault: str
-    binding: str
-    name: str
-    query: str
-
-
-def _of(family: str, kernel: str, text: str, fault: str, query: str, name: str = "") -> Mutation:
-    return Mutation(
-        f"deepinfer_kernels.{family}.{kernel}_triton", text, fault,
-        f"deepinfer_cuda_sm100.ops.{family}", name or f"{kernel}_triton", f"ops/{family}/{query}",
-    )  # fmt: skip
-
-
-MUTATIONS = {
-    "norm ignores eps": _of(
-        "norm", "rmsnorm", "/ width + eps)", "/ width + 1e-3)", "rmsnorm:*", "rmsnorm"
-    ),
-    "rotation turns the other way": _of(
-        "attention", "rope", "rounds_mxfp4: bool = False\n", "rounds_mxfp4: bool = True\n",
-        "rope:normative,control",
-    ),
-    "attention forgets the sink": _of(
-        "attention", "sparse_attention", "total += tl.exp(sink - safe)", "total += 0.0 * sink",
-        "sparse_attention:normative,control",
-    ),
-    "attention keeps absent rows": _of(
-        "attention", "sparse_attention",
-        "scores = tl.where((slot >= 0)[None, :], scores * scale, float(\"-inf\"))",
-        "scores = scores * scale", "sparse_attention:normative,window=0,1,W-1,W",
-    ),
-    "old output is not rescaled": _of(
-        "attention", "sparse_attention", "a0 * decay)", "a0)",
-        "sparse_attention:normative,topk=*",
-    ),
-    "store writes slot 0 for skipped rows": _of(
-        "kv", "store", "    if slot >= 0:", "    slot = tl.maximum(slot, 0)\n    if slot >= 0:",
-        "rope_store:normative,slot=-1",
-    ),
-    "entries ignore missing blocks": _of(
-        "kv", "store", "tl.where(block >= 0, block *",
-        "tl.where(entry >= 0, block *",
-        "entry_slots:normative,block-not-allocated",
-    ),
-    "quantiser without floor": _of(
-        "quant", "quantize", "scale = a8_scale(x)", "scale = a8_scale(x * 0.5) * 2.0",
-        "quantize_a8:*",
-    ),
-    "product drops the last inner tile": _of(
-        "quant", "gemm", "for k0 in range(k_begin, k_end, BK):",
-        "for k0 in range(k_begin, k_end - BK + 1, BK):", "linear:normative,control", "gemm",
-    ),
-    "experts read the rows of their slots": _of(
-        "quant", "gemm", "row if GATHER else slot", "slot", "", "",
-    )._replace(
-        binding="deepinfer_cuda_sm100.ops.moe", name="expert_gemm",
-        query="ops/moe/moe_experts:normative,n=17",
-    ),
-    "mixing stops one iteration early": _of(
-        "mhc", "mix", "for _ in range(1, num_iters):", "for _ in range(2, num_iters):",
-        "mhc_mix:normative,iterations=2",
-    ),
-    "streams are mixed transposed": _of(
-        "mhc", "streams", "row * M * M + source * M + target", "row * M * M + target * M + source",
-        "mhc_expand:normative,control",
-    ),
-    "bias weighs the experts": _of(
-        "moe", "gate", "tl.where(expert == best, score, 0.0)",
-        "tl.where(expert == best, biased, 0.0)",
-        "moe_gate:normative,control",
-    ),
-    "up is clamped on one side": _of(
-        "moe", "swiglu", "tl.minimum(tl.maximum(up, -limit), limit)", "tl.minimum(up, limit)",
-        "swiglu:normative,clamped",
-    ),
-    "invalid rows are dispatched": _of(
-        "moe", "slots", "mask=inside & valid, other=-1)", "mask=inside, other=-1)",
-        "moe_dispatch:normative,invalid-rows",
-    ),
-    "scores skip the relu": _of(
-        "indexer", "scores",
-        "tl.maximum(_round_bf16(dots), 0.0, propagate_nan=tl.PropagateNan.ALL)",
-        "_round_bf16(dots)", "index_scores:normative,control",
-    ),
-    "ties go to the highest": _of(
-        "indexer", "select", "rank <= equal_left", "rank < equal_left", "select_topk:normative,*",
-    ),
-    "newest block is not kept": _of(
-        "indexer", "select", 'tl.where(newest, float("inf"), best)', "best",
-        "select_candidates:normative,newest-is-worst",
-    ),
-    "pairs are read from the ring only": _of(
-        "compress", "pair", "in_step = inside & (before >= 0)", "in_step = inside & (before >= 99)",
-        "compress_pair:normative,control",
-    ),
-    "hash forgets dead tokens": _of(
-        "engram", "hash", "alive = alive & (token >= 0)", "alive = token >= 0",
-        "ngram_hash:normative,*",
-    ),
-    "engram gate loses its sign": _of(
-        "engram", "inject", "tl.where(negative, -root, root)", "root",
-        "engram_inject:normative,control",
-    ),
-    "nucleus is one token short": _of(
-        "sampling", "sample", "reached < wanted", "reached + weight < wanted",
-        "filter_logits:normative,top_p",
-    ),
-    "draws use another column's number": _of(
-        "sampling", "sample", "position, purpose, column)",
-        "position, purpose, column + 1)",
-        "sample_tokens:normative,*",
-    ),
-    "equal drafts are admitted in the order of requests": _of(
-        "spec", "admit", "earlier | (same_place & (other_seq < seq)[None, :])",
-        "(other_seq < seq)[None, :]", "admit_drafts:normative,*",
-    ),
-    "window is one row short": _of(
-        "state", "plans", "readable = valid & (key >=", "readable = valid & (key >",
-        "window_plan:*",
-    ),
-}  # fmt: skip
-
-
-def planted(mutation: Mutation, folder: Path) -> ModuleType:
-    """The kernel's module with the fault in it; the text has to stand there."""
-    right = importlib.import_module(mutation.kernel)
-    assert right.__file__ is not None
-    source = Path(right.__file__).read_text()
-    assert mutation.text in source, f"{mutation.kernel} has changed: update the mutation"
-    path = folder / "planted.py"
-    path.write_text(source.replace(mutation.text, mutation.fault))
-    spec = importlib.util.spec_from_file_location("planted_kernel", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["planted_kernel"] = module
-    spec.loader.exec_module(module)
-    return module
+from tests.kernels.mutations import MUTATIONS, Mutation, cases_of, plant
 
 
 @pytest.mark.parametrize("mutation", MUTATIONS.values(), ids=MUTATIONS.keys())
 def test_planted_fault_is_noticed(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, mutation: Mutation
 ) -> None:
-    module = planted(mutation, tmp_path)
-    binding = importlib.import_module(mutation.binding)
-    whole = mutation.name.endswith("_triton")
-    monkeypatch.setattr(binding, mutation.name, module if whole else getattr(module, mutation.name))
+    plant(mutation, tmp_path, monkeypatch.setattr)
     options = {"interpret": True}
     config = BackendConfig("cuda_sm100", Numerics.NORMATIVE, options)
     backend = CudaBackend(config, CudaOptions.from_mapping(options))
     reference = ReferenceBackend(
         BackendConfig("reference", Numerics.NORMATIVE, {"runtime": "inline"})
     )
-    cases = [case for case in op_cases(mutation.query) if case.numerics is Numerics.NORMATIVE]
-    assert cases
-    assert not all(run_case(backend, case, reference).passed for case in cases)
+    assert not all(run_case(backend, case, reference).passed for case in cases_of(mutation))
