@@ -84,6 +84,10 @@ MUTATIONS = {
         "quant", "gemm", "for k0 in range(k_begin, k_end, BK):",
         "for k0 in range(k_begin, k_end - BK + 1, BK):", "linear:normative,control", "gemm",
     ),
+    "first of the splits is not added": _of(
+        "quant", "gemm", "for split in range(SPLITS):", "for split in range(1, SPLITS):",
+        "linear:normative,inner=544", "gemm",
+    ),
     "experts read the rows of their slots": _of(
         "quant", "gemm", "row if GATHER else slot", "slot", "", "",
     )._replace(
