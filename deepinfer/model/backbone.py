@@ -2,7 +2,8 @@
 
 Segments: the encoder (layers before the last KV source), the KV write of that layer, and the
 decoder (its remainder and all later layers). Everything that grows with the context is written
-by the first two, so a prefill may run the decoder on the rows whose logits it needs.
+by the first two, so a prefill may run the decoder on the rows whose logits it needs: a step's
+plan says where rows are dropped (`replay`).
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from deepinfer.model.model_ops import ModelOps
 from deepinfer.model.packing import Packer
 from deepinfer.model.rope import rope_table
 from deepinfer.model.step_batch import StepBatch, StepPlan
+from deepinfer.model.step_planner import StepPlanner
 from deepinfer.model.tracing import TraceSink
 
 Fetches = dict[int, FetchHandle]
@@ -93,7 +95,9 @@ class Backbone:
             for index in range(config.num_hidden_layers)
         ]
         self._taps = taps
-        self._ratios = sorted(r for r in ratios if r > 0)
+        self._planner = StepPlanner(
+            self.ops, ratios=sorted(r for r in ratios if r > 0), window=config.sliding_window
+        )
         self._lookup = (
             EngramLookup(hash_constants(config, token_map, device), self.ops)
             if config.engram_layer_ids and controls.engram is EngramRows.MODEL
@@ -110,31 +114,7 @@ class Backbone:
 
     def plan(self, batch: StepBatch, geometry: CacheGeometry) -> StepPlan:
         """Derive on the device what every layer of the step needs."""
-        ops = self.ops
-        rows = ops.row_layout(batch.query_lens, batch.context_lens, batch.input_ids.shape[0])
-        window = ops.window_plan(
-            rows,
-            batch.query_lens,
-            batch.context_lens,
-            batch.seq_slots,
-            batch.context_lens.new_zeros(batch.context_lens.shape[0]),
-            kind=batch.kind,
-            window=self.config.sliding_window,
-            ring=geometry.ring,
-        )
-        compress = {
-            ratio: ops.compress_plan(
-                rows,
-                batch.query_lens,
-                batch.seq_slots,
-                batch.block_table,
-                ratio=ratio,
-                block_size=geometry.block_size,
-                pending_ring=geometry.pending_ring,
-            )
-            for ratio in self._ratios
-        }
-        return StepPlan(batch, rows, window, compress)
+        return self._planner.plan(batch, geometry)
 
     def begin(self, plan: StepPlan, trace: TraceSink | None = None) -> tuple[LayerState, Fetches]:
         """Embed the rows and start every Engram fetch."""
@@ -147,7 +127,10 @@ class Backbone:
                 assert engram is not None  # the layer list and engram_layer_ids agree
                 if trace is not None:
                     trace.record(f"engram.{layer}.hash_ids", rows[:, column])
-                fetches[layer] = engram.start(rows[:, column].contiguous())
+                kept, origin = rows[:, column], plan.entering(layer).origin
+                if origin is not None:
+                    kept = kept.index_select(0, origin)
+                fetches[layer] = engram.start(kept.contiguous())
         return initial_state(embedded, self.config.hc_mult), fetches
 
     def encode(
@@ -158,11 +141,9 @@ class Backbone:
         caches: ModelCaches,
         trace: TraceSink | None = None,
     ) -> LayerState:
-        """Encoder segment: the layers before the last KV source, for all rows."""
+        """Encoder segment: the layers before the last KV source."""
         for layer in self.layers[: self._cut]:
-            fetch = fetches.get(layer.index)
-            state = self._tapped(layer.index, state)
-            state = layer.forward(state, fetch, plan, caches, trace=trace)
+            state = self._layer(layer, state, fetches.get(layer.index), plan, caches, trace)
         return state
 
     def write_source(
@@ -172,14 +153,15 @@ class Backbone:
         caches: ModelCaches,
         trace: TraceSink | None = None,
     ) -> SourceInput | None:
-        """KV write of the last source, for all rows; None when the model has no such layer."""
+        """KV write of the last source; None when the model has no such layer."""
         if self._cut == len(self.layers):
             return None
         source = self.layers[self._cut]
+        entering = plan.entering(source.index)
         if trace is not None:
             trace.record(f"layers.{source.index}.streams", state.streams)
         x = source.attention_input(state)
-        return SourceInput(x, source.write_kv(x, plan, caches))
+        return SourceInput(x, source.write_kv(x, entering, caches))
 
     def decode(
         self,
@@ -193,13 +175,29 @@ class Backbone:
         if source_input is None:
             return state
         source = self.layers[self._cut]
-        x, low_rank = source_input
+        entering, cut = plan.entering(source.index), plan.cut(source.index)
         state = self._tapped(source.index, state)
-        state = source.finish(x, low_rank, state, plan, caches, trace=trace)
+        state = source.finish(*source_input, state, entering, caches, cut=cut, trace=trace)
         for layer in self.layers[self._cut + 1 :]:
-            state = self._tapped(layer.index, state)
-            state = layer.forward(state, None, plan, caches, trace=trace)
+            state = self._layer(layer, state, None, plan, caches, trace)
         return state
+
+    def _layer(
+        self,
+        layer: Layer,
+        state: LayerState,
+        fetch: FetchHandle | None,
+        plan: StepPlan,
+        caches: ModelCaches,
+        trace: TraceSink | None,
+    ) -> LayerState:
+        """One layer for the rows that enter it; nothing when no row does."""
+        entering = plan.entering(layer.index)
+        if entering.origin is not None and entering.num_rows == 0:
+            return state
+        state = self._tapped(layer.index, state)
+        cut = plan.cut(layer.index)
+        return layer.forward(state, fetch, entering, caches, cut=cut, trace=trace)
 
     def _tapped(self, layer: int, state: LayerState) -> LayerState:
         return state if self._taps is None else self._taps.collect(layer, state)
@@ -234,13 +232,14 @@ class Backbone:
             [L, V] fp32 logits of `batch.logits_rows`.
         Source: backbone forward of V4.1.
         """
-        state = self.run(self.plan(batch, caches.geometry), caches, trace)
-        return self.head(state, batch.logits_rows, trace)
+        plan = self.plan(batch, caches.geometry)
+        state = self.run(plan, caches, trace)
+        return self.head(state, plan.final.batch.logits_rows, trace)
 
     def run(
         self, plan: StepPlan, caches: ModelCaches, trace: TraceSink | None = None
     ) -> LayerState:
-        """All layers of a step; the state after the last one, with the taps if any are captured.
+        """All layers of a step; the state of `plan.final` after the last one, with its taps.
 
         Args:
             plan: the step.

@@ -106,6 +106,7 @@ class DecodeGraphs:
         """
         num_rows = batch.input_ids.shape[0]
         plain = batch.max_query_len == 1 and num_rows == batch.query_lens.shape[0]
+        plain &= batch.replay is None
         num_logits = batch.logits_rows.shape[0]
         if batch.kind is not StepKind.DECODE or not plain or num_logits > num_rows:
             return self._model.forward(batch, caches)

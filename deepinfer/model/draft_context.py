@@ -56,9 +56,14 @@ class DraftContext:
 
         Source: context KV injection of DSpark; rows are rotated and quantised as window rows.
         """
-        ops, config = self._ops, self._config
+        ops, config, final = self._ops, self._config, plan.final
+        if final.origin is not None:
+            if final.num_rows == 0:
+                return
+            # Rows that were dropped on the way were each request's first ones.
+            num_accepted = num_accepted - plan.batch.query_lens + final.batch.query_lens
         slots = self._draft_ops.draft_context(
-            plan.rows, num_accepted, plan.batch.seq_slots, ring=caches.geometry.draft_ring
+            final.rows, num_accepted, plan.batch.seq_slots, ring=caches.geometry.draft_ring
         )
         feature = ops.linear(torch.cat(state.taps, dim=1), self._project)
         feature = ops.rmsnorm(feature, self._norm, config.rms_norm_eps)
@@ -67,4 +72,4 @@ class DraftContext:
         projected = ops.linear(feature, self._kv).split(config.head_dim, dim=1)
         for kv, norm, cache in zip(projected, self._kv_norms, caches.draft_windows, strict=True):
             row = ops.rmsnorm(kv, norm, config.rms_norm_eps)
-            ops.rope_store(row, plan.rows.positions, slots, self._rope_table, cache=cache)
+            ops.rope_store(row, final.rows.positions, slots, self._rope_table, cache=cache)

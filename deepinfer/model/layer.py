@@ -19,7 +19,7 @@ from deepinfer.model.layer_state import LayerState
 from deepinfer.model.model_ops import ModelOps
 from deepinfer.model.moe import MoE
 from deepinfer.model.packing import Packer
-from deepinfer.model.step_batch import StepPlan
+from deepinfer.model.step_batch import CutPlan, StepPlan
 from deepinfer.model.tracing import TraceSink
 
 
@@ -92,9 +92,10 @@ class Layer:
         plan: StepPlan,
         caches: ModelCaches,
         *,
+        cut: CutPlan | None,
         trace: TraceSink | None,
     ) -> LayerState:
-        """Everything after the cache writes.
+        """Everything after the cache writes, for all rows or those that a cut keeps.
 
         Args:
             x: [T, D] from `attention_input` of the same state.
@@ -102,9 +103,18 @@ class Layer:
             state: state after `enter`.
             plan: the step.
             caches: window of this layer and compressed rows of its source, read.
+            cut: which rows go on, or None for all.
             trace: receives the decisions, or None.
+
+        Returns:
+            State of the rows that went on.
         """
         config, ops = self._config, self._ops
+        if cut is not None:
+            plan, state, x = cut.remainder, state.gather(cut.kept), x.index_select(0, cut.kept)
+            if plan.num_rows == 0:
+                return state
+            low_rank = None if low_rank is None else low_rank.index_select(0, cut.kept)
         mix: MhcMix = ops.mhc_mix(
             state.streams,
             self._attn_mhc,
@@ -149,12 +159,13 @@ class Layer:
         plan: StepPlan,
         caches: ModelCaches,
         *,
+        cut: CutPlan | None = None,
         trace: TraceSink | None = None,
     ) -> LayerState:
-        """The whole layer for all rows of the step; callable alone with any recorded state."""
+        """The whole layer for all rows of `plan`; callable alone with any recorded state."""
         if trace is not None:
             trace.record(f"layers.{self.index}.streams", state.streams)
         state = self.enter(state, fetch)
         x = self.attention_input(state)
         low_rank = self.write_kv(x, plan, caches)
-        return self.finish(x, low_rank, state, plan, caches, trace=trace)
+        return self.finish(x, low_rank, state, plan, caches, cut=cut, trace=trace)
