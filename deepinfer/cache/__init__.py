@@ -1,1 +1,1 @@
-"""KV memory: blocks and request slots."""
+"""KV memory: blocks and request slots, and what later prompts find of them."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from deepinfer.device.runtime import StepKind
@@ -50,7 +51,12 @@ class _HostResults:
         return 1 + self.num_accepted[row] if kind is StepKind.DECODE else metadata.query_len
 
 
-def commit(state: WorkerStepState, output: SamplerOutput, rules: StopRules) -> Committed:
+def commit(
+    state: WorkerStepState,
+    output: SamplerOutput,
+    rules: StopRules,
+    publish: Callable[[Sequence], None],
+) -> Committed:
     """Apply a step's results to its sequences.
 
     Results of a sequence whose generation has changed since (preempted, ended) change nothing.
@@ -59,6 +65,7 @@ def commit(state: WorkerStepState, output: SamplerOutput, rules: StopRules) -> C
         state: the step.
         output: its collected results.
         rules: what ends an answer.
+        publish: called with every sequence whose committed length has moved.
 
     Source: ZO-8.
     """
@@ -77,15 +84,15 @@ def commit(state: WorkerStepState, output: SamplerOutput, rules: StopRules) -> C
             if num_scored and output.prompt_logprobs is not None:
                 _commit_prompt(metadata, output.prompt_logprobs, prompt_row, num_scored)
         prompt_row += num_scored
-        if not metadata.samples:
-            continue
-        if current:
+        if current and metadata.samples:
             num_before = len(sequence.token_ids)
             _commit_tokens(sequence, step, results, row, rules)
             num_tokens += len(sequence.token_ids) - num_before
             if sequence.finish_reason is not None:
                 ended.append(sequence)
-        row += 1
+        if current:
+            publish(sequence)  # after its tokens: accepted drafts are text of its blocks
+        row += metadata.samples
     return Committed(ended, num_tokens)
 
 

@@ -14,7 +14,7 @@ class _Held:
 
     sequence: Sequence
     last_step: int
-    slot: int
+    slot: int | None
     blocks: list[int]
 
 
@@ -26,11 +26,11 @@ class DeferredRelease:
     works in order, so by then nothing on the device reads the memory any more.
     """
 
-    def __init__(self, give_back: Callable[[int, list[int]], None]) -> None:
+    def __init__(self, give_back: Callable[[int | None, list[int]], None]) -> None:
         """An empty queue.
 
         Args:
-            give_back: called with slot and blocks when they are free.
+            give_back: called with slot and blocks when the device needs them no more.
         """
         self._give_back = give_back
         self._held: list[_Held] = []
@@ -46,8 +46,14 @@ class DeferredRelease:
         """Blocks in the queue."""
         return sum(len(held.blocks) for held in self._held)
 
-    def defer(self, sequence: Sequence, slot: int, blocks: list[int]) -> None:
-        """Queue a sequence's memory; given back at once if no launched step refers to it."""
+    def defer(self, sequence: Sequence, slot: int | None, blocks: list[int]) -> None:
+        """Queue a sequence's memory; given back at once if no launched step refers to it.
+
+        Args:
+            sequence: whose it was.
+            slot: its slot, or None when it keeps that.
+            blocks: in the order of their positions.
+        """
         self._held.append(_Held(sequence, sequence.last_step, slot, blocks))
         self._let_go()
 

@@ -13,13 +13,16 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
+from deepinfer.cache.block_hash import chain_seed
 from deepinfer.cache.block_pool import blocks_for
+from deepinfer.cache.prefix_cache import HitRules, PrefixCache, PrefixStats
 from deepinfer.config import EngineConfig
 from deepinfer.device.backend import Backend
 from deepinfer.device.errors import CapabilityError, RequestError
 from deepinfer.device.hookspecs import BackendConfig
 from deepinfer.device.numerics import Determinism
 from deepinfer.device.registry import load_backend
+from deepinfer.engine.cache_identity import cache_identity
 from deepinfer.engine.commit import StopRules
 from deepinfer.engine.kv_sizing import longest_sequence
 from deepinfer.engine.output_text import OutputText
@@ -42,16 +45,37 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class EngineStats:
-    """Figures of now and since the engine began."""
+    """Figures of now and since the engine began.
+
+    Attributes:
+        num_running: sequences that hold memory.
+        num_waiting: sequences that wait for it.
+        kv_used_blocks: blocks that somebody holds.
+        kv_idle_blocks: blocks that nobody holds and a later prompt may find.
+        kv_total_blocks: blocks of the pool.
+        generated_tokens: tokens of answers.
+        num_steps: steps computed.
+        num_preemptions: times that a sequence lost its memory.
+        num_non_finite: answers ended by logits that nothing can be sampled from.
+        prefix_queried_tokens: tokens of sequences whose beginning was looked up.
+        prefix_hit_tokens: of these, tokens that were not computed again.
+        replayed_tokens: tokens of hits that were computed again to rebuild windows.
+        num_evicted_blocks: known blocks that were forgotten for their memory.
+    """
 
     num_running: int
     num_waiting: int
     kv_used_blocks: int
+    kv_idle_blocks: int
     kv_total_blocks: int
     generated_tokens: int
     num_steps: int
     num_preemptions: int
     num_non_finite: int
+    prefix_queried_tokens: int
+    prefix_hit_tokens: int
+    replayed_tokens: int
+    num_evicted_blocks: int
 
 
 class LLMEngine:
@@ -88,6 +112,7 @@ class LLMEngine:
             max_num_tokens=scheduler.max_num_tokens,
             max_chunk_tokens=scheduler.max_chunk_tokens,
             max_drafts=runner.max_drafts,
+            prefix=_prefix_cache(config, model_config) if config.cache.prefix else None,
             on_release=runner.release,
         )
         eos = frozenset(tokenizer.eos_token_ids) or frozenset({model_config.eos_token_id})
@@ -281,15 +306,21 @@ class LLMEngine:
     def stats(self) -> EngineStats:
         """Figures of now."""
         scheduler = self._scheduler
+        prefix = PrefixStats() if scheduler.prefix is None else scheduler.prefix.stats
         return EngineStats(
             num_running=len(scheduler.running),
             num_waiting=len(scheduler.waiting),
             kv_used_blocks=scheduler.blocks.num_used,
+            kv_idle_blocks=scheduler.blocks.num_idle,
             kv_total_blocks=scheduler.blocks.num_blocks,
             generated_tokens=self._pipeline.num_generated_tokens,
             num_steps=self._pipeline.num_steps,
             num_preemptions=scheduler.num_preemptions,
             num_non_finite=self._num_non_finite,
+            prefix_queried_tokens=prefix.num_queried_tokens,
+            prefix_hit_tokens=prefix.num_hit_tokens,
+            replayed_tokens=prefix.num_replayed_tokens,
+            num_evicted_blocks=scheduler.blocks.num_evicted,
         )
 
     def step(self) -> list[RequestOutput]:
@@ -378,8 +409,16 @@ class LLMEngine:
             if request.prompt_logprobs is None
             else list(request.prompt_logprobs),
             error=errors[0] if errors else None,
+            num_cached_tokens=request.num_cached_tokens or 0,
             marks=self._marks,
         )
+
+
+def _prefix_cache(config: EngineConfig, model: V41Config) -> PrefixCache:
+    size, window = config.cache.block_size, model.sliding_window
+    # Each layer's window rows follow from W - 1 rows more of the layer below.
+    replay_len = window + (model.num_hidden_layers - 1) * (window - 1)
+    return PrefixCache(HitRules(size, window, replay_len), chain_seed(cache_identity(config)))
 
 
 def _require_feature(backend: Backend, determinism: Determinism) -> None:

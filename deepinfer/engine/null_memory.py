@@ -2,98 +2,175 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
 from deepinfer.device.errors import ContractError
 
 
 class Owner(NamedTuple):
-    """An answer of a request, as the device sees it."""
+    """An answer of a request in one of its lives (a preemption ends one), as the device sees it."""
 
     request_id: str
     answer: int
+    life: int
+
+
+class Place(NamedTuple):
+    """Where a sequence's rows lie in a step, and which of them it may touch.
+
+    Attributes:
+        slot: of its window ring.
+        blocks: its block table; -1 unused.
+        floor: first position whose window row may be read: the first one computed in its life.
+        write_from: first position whose row in a block may be written.
+    """
+
+    slot: int
+    blocks: Sequence[int]
+    floor: int = 0
+    write_from: int = 0
 
 
 class _Row(NamedTuple):
-    owner: Owner
+    """What a position holds: it follows from the whole text up to there."""
+
     position: int
     token_id: int
+    text: int
+
+
+class _Ring(NamedTuple):
+    """Whose window rows a ring holds: positions first .. stop - 1."""
+
+    owner: Owner
+    first: int
+    stop: int
 
 
 class NullMemory:
-    """KV rows by (block, offset) and window rings by slot; every read is checked.
+    """KV rows by (block, offset) and window rings by slot; every access is checked.
 
-    A row holds owner, position and token. Reading anything else than what the reader's own past
-    must have left there raises: poison, another request's row, a token that was never fed.
+    Any sequence may read a row of a block as long as it holds what its own text would have left
+    there. Poison, another text's row and window rows that are missing or not yet good raise, and
+    so does writing over a row that somebody else wrote and nobody has released.
     """
 
-    def __init__(self, block_size: int) -> None:
-        self._block_size = block_size
-        self._rows: dict[tuple[int, int], _Row | None] = {}
-        self._rings: dict[int, Owner | None] = {}
+    def __init__(self, block_size: int, *, window: int, replay_len: int, poisons: bool) -> None:
+        """Nothing written.
 
-    def read(
-        self, owner: Owner, slot: int, blocks: Sequence[int], token_ids: Sequence[int]
-    ) -> None:
+        Args:
+            block_size: tokens per block.
+            window: tokens of the sliding window.
+            replay_len: rows that a sequence has to compute before its windows are good, unless it
+                begins at position 0.
+            poisons: released memory is poisoned, so what is not poisoned is somebody's.
+        """
+        self._block_size, self._window, self._replay_len = block_size, window, replay_len
+        self._poisons = poisons
+        self._rows: dict[tuple[int, int], _Row | None] = {}
+        self._writers: dict[tuple[int, int], Owner] = {}
+        self._rings: dict[int, _Ring | None] = {}
+
+    def read(self, owner: Owner, place: Place, token_ids: Sequence[int]) -> None:
         """Read positions 0 .. len(token_ids) - 1, which must hold these tokens.
 
         Raises:
             ContractError: one of them holds something else.
         """
-        if token_ids and self._rings.get(slot) != owner:
-            raise ContractError(
-                f"{_name(owner)} reads window ring {slot}, which {self._ring_state(slot)}"
-            )
+        self._read_window(owner, place, len(token_ids))
+        text = 0
         for position, token_id in enumerate(token_ids):
-            found = self._rows.get(self._place(owner, blocks, position))
-            if found != _Row(owner, position, token_id):
+            text = hash((text, token_id))
+            found = self._rows.get(self._row(owner, place, position))
+            if found != _Row(position, token_id, text):
                 raise ContractError(
                     f"{_name(owner)} reads position {position} of block "
-                    f"{blocks[position // self._block_size]}, which should hold token {token_id} "
-                    f"and holds {'poison or nothing' if found is None else found}"
+                    f"{place.blocks[position // self._block_size]}, which should hold token "
+                    f"{token_id} and holds "
+                    f"{'poison or nothing' if found is None else f'{found.token_id} of {found}'}"
                 )
 
     def write(
-        self,
-        owner: Owner,
-        slot: int,
-        blocks: Sequence[int],
-        first: int,
-        token_ids: Sequence[int],
+        self, owner: Owner, place: Place, past: Sequence[int], token_ids: Sequence[int]
     ) -> None:
-        """Write positions from `first` on.
+        """Write tokens at the positions after `past`; window rows of all of them, and rows of
+        blocks from `place.write_from` on.
 
         Raises:
-            ContractError: a position has no block.
+            ContractError: a position has no block, the row is another's, or the window that the
+                new row follows from is not good yet.
         """
-        self._rings[slot] = owner
+        first, text = len(past), 0
+        for token_id in past:
+            text = hash((text, token_id))
+        ring = self._rings.get(place.slot)
+        begin = first if ring is None or ring.owner != owner else ring.first
+        self._rings[place.slot] = _Ring(owner, begin, first + len(token_ids))
         for position, token_id in enumerate(token_ids, start=first):
-            self._rows[self._place(owner, blocks, position)] = _Row(owner, position, token_id)
+            text = hash((text, token_id))
+            if position < place.write_from:
+                continue
+            self._check_window(owner, begin, position)
+            row = self._row(owner, place, position)
+            writer = self._writers.get(row)
+            if self._poisons and self._rows.get(row) is not None and writer != owner:
+                raise ContractError(
+                    f"{_name(owner)} writes position {position} into block {row[0]}, over a row "
+                    f"of {'nobody' if writer is None else _name(writer)}; replayed rows read "
+                    "shared blocks and never write them"
+                )
+            self._rows[row] = _Row(position, token_id, text)
+            self._writers[row] = owner
 
-    def poison(self, slot: int, blocks: Sequence[int]) -> None:
-        """Overwrite a slot and blocks, now."""
-        self._rings[slot] = None
+    def poison(self, slot: int | None, blocks: Collection[int]) -> None:
+        """Overwrite a slot (None for none) and blocks, now."""
+        if slot is not None:
+            self._rings[slot] = None
         for block in blocks:
             for offset in range(self._block_size):
                 self._rows[block, offset] = None
 
-    def _place(self, owner: Owner, blocks: Sequence[int], position: int) -> tuple[int, int]:
+    def _read_window(self, owner: Owner, place: Place, stop: int) -> None:
+        """Window rows of the position `stop` below it must be there."""
+        first = max(place.floor, stop - self._window + 1)
+        if first >= stop:
+            return
+        ring = self._rings.get(place.slot)
+        if ring is None or ring.owner != owner or ring.first > first:
+            raise ContractError(
+                f"{_name(owner)} reads positions {first} to {stop - 1} of window ring "
+                f"{place.slot}, which {self._ring_state(place.slot)}"
+            )
+
+    def _check_window(self, owner: Owner, begin: int, position: int) -> None:
+        """A row that others may read must follow from a window that is as in a cold run."""
+        good_from = begin + self._replay_len - self._window if begin else 0
+        if good_from > max(0, position - self._window + 1):
+            raise ContractError(
+                f"{_name(owner)} writes position {position} after computing from position "
+                f"{begin} on; its windows are good from {good_from} on: replay "
+                f"{self._replay_len} rows before a hit's end"
+            )
+
+    def _row(self, owner: Owner, place: Place, position: int) -> tuple[int, int]:
         column, offset = divmod(position, self._block_size)
-        if column >= len(blocks) or blocks[column] < 0:
+        if column >= len(place.blocks) or place.blocks[column] < 0:
             raise ContractError(
                 f"{_name(owner)} needs position {position}, its block table has "
-                f"{sum(block >= 0 for block in blocks)} blocks of {self._block_size} tokens; "
-                "reserve blocks before the launch"
+                f"{sum(block >= 0 for block in place.blocks)} blocks of {self._block_size} "
+                "tokens; reserve blocks before the launch"
             )
-        return blocks[column], offset
+        return place.blocks[column], offset
 
     def _ring_state(self, slot: int) -> str:
         if slot not in self._rings:
             return "was never written"
-        owner = self._rings[slot]
-        return "is poisoned" if owner is None else f"is {_name(owner)}'s"
+        ring = self._rings[slot]
+        if ring is None:
+            return "is poisoned"
+        return f"is {_name(ring.owner)}'s, positions {ring.first} to {ring.stop - 1}"
 
 
 def _name(owner: Owner) -> str:
-    return f"{owner.request_id}[{owner.answer}]"
+    return f"{owner.request_id}[{owner.answer}] (life {owner.life})"

@@ -8,17 +8,19 @@ correction or mixes up generations fails here, in microseconds and without a mod
 
 from __future__ import annotations
 
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 import torch
 
+from deepinfer.cache.prefix_cache import PrefixHit
 from deepinfer.config import EngineConfig
 from deepinfer.device.errors import ConfigError, ContractError
 from deepinfer.device.null import NullRuntime, TokenScript
 from deepinfer.device.ops.state import NEWCOMER
 from deepinfer.device.runtime import StepKind
 from deepinfer.engine.batch_builder import BuiltStep
-from deepinfer.engine.null_memory import NullMemory, Owner
+from deepinfer.engine.null_memory import NullMemory, Owner, Place
 from deepinfer.engine.step_runner import PreSamplerSync
 from deepinfer.engine.step_state import (
     DeviceWork,
@@ -55,6 +57,8 @@ class NullStepRunner:
         config: EngineConfig,
         *,
         max_drafts: int = 0,
+        window: int = 1,
+        replay_len: int = 1,
         checks_memory: bool = True,
     ) -> None:
         """An idle device.
@@ -64,6 +68,8 @@ class NullStepRunner:
             script: tokens and accepted drafts.
             config: `cache.num_blocks` must be given.
             max_drafts: drafts verified with each token.
+            window: tokens of the sliding window; 1 has no past to rebuild.
+            replay_len: rows before a prefix hit's end that rebuild the windows.
             checks_memory: simulate every row; its cost grows with the square of the lengths.
         Raises:
             ConfigError: the configuration does not say how many blocks there are.
@@ -75,7 +81,16 @@ class NullStepRunner:
             )
         self._runtime, self._script = runtime, script
         self._num_blocks, self.max_drafts = config.cache.num_blocks, max_drafts
-        self._memory = NullMemory(config.cache.block_size) if checks_memory else None
+        self._memory = (
+            NullMemory(
+                config.cache.block_size,
+                window=window,
+                replay_len=replay_len,
+                poisons=runtime.poisons_released,
+            )
+            if checks_memory
+            else None
+        )
         self._results: dict[int, _Result] = {}
 
     @property
@@ -98,9 +113,11 @@ class NullStepRunner:
         """
         stream = self._runtime.compute_stream
         results: list[_Result] = []
+        # As they are now; a sequence may have lost its memory when the work runs.
+        hits = [metadata.sequence.hit for metadata in scheduled.sequences]
         begun = stream.record_event()
         with self._runtime.step(scheduled.kind, scheduled.num_rows):
-            stream.enqueue(lambda: results.extend(self._forward(scheduled, built)))
+            stream.enqueue(lambda: results.extend(self._forward(scheduled, built, hits)))
         forwarded = stream.record_event()
         sampling = pre_sampler_sync()
         if sampling.num_top is not None or built.prompt_targets:
@@ -121,7 +138,7 @@ class NullStepRunner:
     def start_penalties(self, slot: int, prompt: list[int], output: list[int]) -> None:
         """Nothing: the script decides."""
 
-    def release(self, slot: int, blocks: list[int]) -> None:
+    def release(self, slot: int | None, blocks: Collection[int]) -> None:
         """Poison at once, so that a step that has not run yet would read it."""
         if self._memory is not None and self._runtime.poisons_released:
             self._memory.poison(slot, blocks)
@@ -140,7 +157,9 @@ class NullStepRunner:
             prompt_logprobs=None,
         )
 
-    def _forward(self, scheduled: SchedulerOutputs, built: BuiltStep) -> list[_Result]:
+    def _forward(
+        self, scheduled: SchedulerOutputs, built: BuiltStep, hits: Sequence[PrefixHit]
+    ) -> list[_Result]:
         """Results of the sequences that sample, in their order."""
         batch = built.batch
         input_ids, tables = batch.input_ids.tolist(), batch.block_table.tolist()
@@ -163,7 +182,9 @@ class NullStepRunner:
             else:
                 result = self._verify(metadata, context + query_len - 1, 1)
             if self._memory is not None:
-                self._touch(metadata, tables[index], context, fed[:query_len])
+                hit = hits[index]
+                place = Place(metadata.slot, tables[index], hit.start, hit.num_tokens)
+                self._touch(metadata, place, context, fed[:query_len])
             if metadata.samples:
                 results.append(result)
         return results
@@ -193,15 +214,15 @@ class NullStepRunner:
         return _Result(owner, context + 1 + accepted, tokens)
 
     def _touch(
-        self, metadata: SequenceMetadata, blocks: list[int], context: int, fed: list[int]
+        self, metadata: SequenceMetadata, place: Place, context: int, fed: list[int]
     ) -> None:
         assert self._memory is not None  # the caller asked
         request, owner = metadata.sequence.request, _owner(metadata)
         num_outputs = max(0, context - len(request.prompt_token_ids))
         outputs = [self._script.token(request.request_id, index) for index in range(num_outputs)]
         past = (request.prompt_token_ids + outputs)[:context]
-        self._memory.read(owner, metadata.slot, blocks, past)
-        self._memory.write(owner, metadata.slot, blocks, context, fed)
+        self._memory.read(owner, place, past)
+        self._memory.write(owner, place, past, fed)
 
     def _sample(self, results: list[_Result], built: BuiltStep, output: SamplerOutput) -> None:
         for row, (place, result) in enumerate(
@@ -216,4 +237,5 @@ class NullStepRunner:
 
 
 def _owner(metadata: SequenceMetadata) -> Owner:
-    return Owner(metadata.sequence.request.request_id, metadata.sequence.index)
+    sequence = metadata.sequence
+    return Owner(sequence.request.request_id, sequence.index, metadata.generation)

@@ -88,7 +88,7 @@ class StepPipeline:
         self._model_config, self._rules, self._events = model_config, rules, events
         self._timeline, self._depth = timeline, async_depth
         self._sampling = SamplingBuilder(model_config.vocab_size, rules)
-        self._ring = ResultRing(async_depth + 1, scheduler.slots.num_blocks)
+        self._ring = ResultRing(async_depth + 1, scheduler.slots.num_slots)
         self._inflight: deque[WorkerStepState] = deque()
         self.num_steps = self.num_generated_tokens = 0
 
@@ -128,7 +128,7 @@ class StepPipeline:
         step, inflight = scheduled.step, (state.scheduled for state in self._inflight)
         with self._timeline.phase(Phase.BUILD, step):
             for metadata in scheduled.sequences:
-                if metadata.context_len == 0:
+                if metadata.context_len == metadata.sequence.hit.start:
                     self._start_on_device(metadata.sequence, metadata.slot)
             remap = Remap.between(inflight, scheduled, self._ring)
             built = build_step(scheduled, remap, self._ring, self._model_config)
@@ -166,7 +166,7 @@ class StepPipeline:
         self._timeline.collected(state)
         with self._timeline.phase(Phase.COMMIT, state.scheduled.step):
             self._scheduler.collected(state.scheduled.step)
-            committed = commit(state, output, self._rules)
+            committed = commit(state, output, self._rules, self._scheduler.publish)
             self.num_steps += 1
             self.num_generated_tokens += committed.num_tokens
             for sequence in committed.ended:

@@ -15,6 +15,10 @@ Steps are scheduled while others are in flight. Lengths are then upper bounds: w
 and not committed counts as if every draft were accepted, so a launched step always has its room
 (ZO-3). A sequence that lacks room which deferred memory will give, or whose own results are still
 out, sits a step out. It is neither preempted nor ended on a guess.
+
+With a prefix cache, full blocks of committed tokens are published. A newcomer takes over the
+blocks of its beginning that are known, holds them like its own, and never writes them. Blocks that
+nobody holds stay known until their memory is needed.
 """
 
 from __future__ import annotations
@@ -22,11 +26,13 @@ from __future__ import annotations
 import bisect
 import enum
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 from deepinfer.cache.block_pool import BlockPool, SlotPool, blocks_for
+from deepinfer.cache.prefix_cache import NO_HIT, PrefixCache, PrefixHit
 from deepinfer.device.runtime import StepKind
 from deepinfer.engine.deferred_release import DeferredRelease
+from deepinfer.engine.outputs import FinishReason
 from deepinfer.engine.sequence import Sequence, SequenceStatus
 from deepinfer.engine.step_state import SchedulerOutputs, SequenceMetadata
 
@@ -52,7 +58,8 @@ class Scheduler:
         max_num_tokens: int,
         max_chunk_tokens: int,
         max_drafts: int = 0,
-        on_release: Callable[[int, list[int]], None],
+        prefix: PrefixCache | None = None,
+        on_release: Callable[[int | None, Collection[int]], None],
     ) -> None:
         """An empty scheduler.
 
@@ -63,11 +70,17 @@ class Scheduler:
             max_num_tokens: rows of a step.
             max_chunk_tokens: prefill rows of one sequence in a step.
             max_drafts: drafts verified with each token in a decode step.
+            prefix: what is known of earlier sequences; None keeps nothing.
             on_release: called with slot and blocks when nothing on the device reads them any
-                more, before anybody else gets them.
+                more, before anybody else gets them; with None for a slot when blocks alone go.
         """
         self.block_size = block_size
-        self.blocks = BlockPool(num_blocks)
+        self.prefix = prefix
+        self.blocks = BlockPool(
+            num_blocks,
+            None if prefix is None else prefix.index,
+            on_evict=lambda blocks: on_release(None, blocks),
+        )
         self.slots = SlotPool(max_num_seqs)
         self.waiting: list[Sequence] = []
         self.running: list[Sequence] = []
@@ -152,27 +165,72 @@ class Scheduler:
 
     def _admit(self, sequence: Sequence, num_owed: int) -> bool:
         """Give a waiting sequence its slot and its blocks; False: there is no room now."""
-        needed = self._blocks_to_admit(sequence)
-        if self.slots.num_free == 0 or needed > self.blocks.num_free - num_owed:
+        if self.slots.num_free == 0:
             return False
-        sequence.slot = self.slots.allocate(1)[0]
-        sequence.blocks = self.blocks.allocate(needed)
-        sequence.prefill_target = len(sequence.token_ids)
+        hit = self._look_up(sequence)
+        needed = self._blocks_to_admit(sequence) - len(hit.blocks)
+        if needed > self.blocks.num_free - self.blocks.count_idle(hit.blocks) - num_owed:
+            return False
+        sequence.slot = self.slots.allocate()
+        # Held first: allocating may evict.
+        self.blocks.hold(hit.blocks)
+        sequence.blocks = [*hit.blocks, *self.blocks.allocate(needed)]
+        sequence.begin(hit)
+        if self.prefix is not None:
+            self.prefix.stats.count(hit, len(sequence.token_ids))
         sequence.status = SequenceStatus.RUNNING
         bisect.insort(self.running, sequence, key=lambda running: running.order)
         return True
+
+    def _look_up(self, sequence: Sequence) -> PrefixHit:
+        """What a waiting sequence may take over; nothing if the logits of its prompt are wanted."""
+        if self.prefix is None:
+            return NO_HIT
+        self.prefix.name_blocks(sequence.block_names, sequence.token_ids)
+        if sequence.scores_prompt:
+            return NO_HIT
+        return self.prefix.look_up(sequence.block_names, len(sequence.token_ids))
+
+    def publish(self, sequence: Sequence) -> None:
+        """Make the blocks known that a running sequence has filled with committed tokens.
+
+        Where a block of that content is known already, the sequence goes on with that one: so
+        whoever holds a known block holds the known blocks before it.
+        """
+        if self.prefix is None:
+            return
+        if sequence.finish_reason is FinishReason.ERROR:
+            self._withdraw(sequence)
+            return
+        num_known = min(sequence.num_cached_tokens, len(sequence.token_ids))
+        num_full = num_known // self.block_size
+        if num_full <= sequence.num_published_blocks:
+            return
+        self.prefix.name_blocks(sequence.block_names, sequence.token_ids)
+        index = self.prefix.index
+        for number in range(sequence.num_published_blocks, num_full):
+            name, own = sequence.block_names[number], sequence.blocks[number]
+            twin = index.block(name)
+            if twin is None:
+                index.add(name, own)
+            else:
+                self.blocks.hold([twin])
+                sequence.blocks[number] = twin
+                # Steps in flight read it through the block tables they were launched with.
+                self._deferred.defer(sequence, None, [own])
+        sequence.num_published_blocks = num_full
+
+    def _withdraw(self, sequence: Sequence) -> None:
+        """Forget the blocks of a failed sequence: what spoilt its logits may lie in them."""
+        assert self.prefix is not None  # the caller asked
+        for block in sequence.blocks[: sequence.num_published_blocks]:
+            if block in self.prefix.index:
+                self.prefix.index.remove(block)
 
     def _chunk(self, sequence: Sequence, budget: int) -> SequenceMetadata:
         context = sequence.num_launched_tokens
         remaining = sequence.prefill_target - context
         length = min(remaining, budget, self._max_chunk_tokens)
-        request = sequence.request
-        scores = (
-            sequence.index == 0
-            and request.params.prompt_logprobs is not None
-            and request.prompt_logprobs is not None
-            and len(request.prompt_logprobs) < len(request.prompt_token_ids)
-        )
         assert sequence.slot is not None  # a running sequence has one
         return SequenceMetadata(
             sequence=sequence,
@@ -181,7 +239,7 @@ class Scheduler:
             context_len=context,
             query_len=length,
             samples=length == remaining,
-            scores_prompt=scores,
+            scores_prompt=sequence.scores_prompt,
         )
 
     def _schedule_decode(self) -> tuple[list[SequenceMetadata], list[Sequence]]:
@@ -292,12 +350,10 @@ class Scheduler:
         self.running.remove(sequence)
         assert sequence.slot is not None  # a running sequence has one
         slot, blocks = sequence.slot, sequence.blocks
-        sequence.slot, sequence.blocks = None, []
-        sequence.num_cached_tokens = sequence.total_inflight_tokens = 0
-        sequence.num_inflight_samples = 0
+        sequence.lose_memory()
         self._deferred.defer(sequence, slot, blocks)
 
-    def _give_back(self, slot: int, blocks: list[int]) -> None:
-        self._on_release(slot, blocks)
-        self.slots.release([slot])
-        self.blocks.release(blocks)
+    def _give_back(self, slot: int | None, blocks: list[int]) -> None:
+        self._on_release(slot, self.blocks.release(blocks))
+        if slot is not None:
+            self.slots.release(slot)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass, field
 
+from deepinfer.cache.prefix_cache import NO_HIT, PrefixHit
 from deepinfer.engine.output_text import OutputText
 from deepinfer.engine.outputs import FinishReason, TokenLogprob
 from deepinfer.engine.request_controls import RequestControls
@@ -28,6 +29,8 @@ class Request:
         deadline_s: monotonic time after which it ends with reason timeout, or None.
         sequences: one per answer.
         prompt_logprobs: filled while the first answer's prompt is computed.
+        num_cached_tokens: prompt tokens that its first answer did not compute; None before it
+            is admitted.
         final_only: wants one result, when it has ended.
         changed: has news since its last RequestOutput.
     """
@@ -43,6 +46,7 @@ class Request:
     deadline_s: float | None
     sequences: list[Sequence] = field(default_factory=list)
     prompt_logprobs: list[TokenLogprob | None] | None = None
+    num_cached_tokens: int | None = None
     final_only: bool = False
     changed: bool = False
 
@@ -77,6 +81,9 @@ class Sequence:
         num_cached_tokens: positions whose KV is committed.
         total_inflight_tokens: positions launched and not committed (ZO-3).
         prefill_target: positions to compute before it decodes; set at admission.
+        hit: what it took over at admission.
+        block_names: names of its full blocks, as far as anybody asked.
+        num_published_blocks: its first blocks, which are known to the prefix cache.
         num_inflight_samples: steps launched and not committed that yield a token at least.
         generation: rises with every preemption; results of an older one are ignored (ZO-8).
         last_step: the last step it was scheduled in, -1 for none; its memory is the device's
@@ -99,6 +106,9 @@ class Sequence:
     num_cached_tokens: int = 0
     total_inflight_tokens: int = 0
     prefill_target: int = 0
+    hit: PrefixHit = NO_HIT
+    block_names: list[bytes] = field(default_factory=list)
+    num_published_blocks: int = 0
     num_inflight_samples: int = 0
     generation: int = 0
     last_step: int = -1
@@ -139,6 +149,32 @@ class Sequence:
     @property
     def needs_prefill(self) -> bool:
         return self.num_launched_tokens < self.prefill_target
+
+    @property
+    def scores_prompt(self) -> bool:
+        """Whether it computes prompt logprobs that the request still lacks."""
+        request = self.request
+        return (
+            self.index == 0
+            and request.params.prompt_logprobs is not None
+            and request.prompt_logprobs is not None
+            and len(request.prompt_logprobs) < len(request.prompt_token_ids)
+        )
+
+    def begin(self, hit: PrefixHit) -> None:
+        """Start with what was taken over; blocks and slot are set by the caller."""
+        self.hit, self.num_published_blocks = hit, len(hit.blocks)
+        self.num_cached_tokens = hit.start
+        self.prefill_target = len(self.token_ids)
+        if self.index == 0 and self.request.num_cached_tokens is None:
+            # Later admissions find what the request itself has left.
+            self.request.num_cached_tokens = hit.start
+
+    def lose_memory(self) -> None:
+        """Forget slot and blocks, and everything that was computed into them."""
+        self.slot, self.blocks, self.hit = None, [], NO_HIT
+        self.num_cached_tokens = self.total_inflight_tokens = 0
+        self.num_inflight_samples = self.num_published_blocks = 0
 
     @property
     def order(self) -> tuple[int, int, int]:

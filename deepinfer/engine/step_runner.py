@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Protocol
 
 from deepinfer.engine.batch_builder import BuiltStep
@@ -53,8 +53,11 @@ class StepRunner(Protocol):
         """Set the token counts of a slot to those of the sequence that just got it."""
         ...
 
-    def release(self, slot: int, blocks: list[int]) -> None:
-        """Hear that nobody reads this slot and these blocks any more; test modes poison them."""
+    def release(self, slot: int | None, blocks: Collection[int]) -> None:
+        """Hear that nobody reads these blocks any more, nor the slot unless it is None.
+
+        Test modes poison them.
+        """
         ...
 
     def close(self) -> None:

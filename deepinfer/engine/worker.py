@@ -9,6 +9,7 @@ corrected from it before the forward (ZO-5).
 from __future__ import annotations
 
 import logging
+from collections.abc import Collection
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -208,7 +209,7 @@ class Worker:
 
         self._runtime.compute_stream.enqueue(reset)
 
-    def release(self, slot: int, blocks: list[int]) -> None:
+    def release(self, slot: int | None, blocks: Collection[int]) -> None:
         """Hear that nobody reads these rows any more; test modes poison them at once.
 
         Not in the order of the compute stream: a launched step that still read them would get
@@ -216,11 +217,12 @@ class Worker:
         """
         if not self._runtime.poisons_released:
             return
-        numbers = torch.tensor(blocks, dtype=torch.int64)
+        numbers = torch.tensor(list(blocks), dtype=torch.int64)
 
         def poison() -> None:
             self._caches.poison_blocks(numbers.to(self._runtime.device))
-            self._caches.poison_slot(slot)
+            if slot is not None:
+                self._caches.poison_slot(slot)
 
         self._runtime.copy_stream.enqueue(poison)
         self._runtime.copy_stream.synchronize()

@@ -70,6 +70,8 @@ class Asked:
 class AsyncLife(RuleBasedStateMachine):
     """Requests in any order on a null device that is late, with any number of accepted drafts."""
 
+    max_model_len = 80
+
     def __init__(self) -> None:
         super().__init__()
         self.asked: dict[str, Asked] = {}
@@ -109,7 +111,7 @@ class AsyncLife(RuleBasedStateMachine):
                 "scheduler.prefill_chunk_tokens": chunk,
                 "cache.block_size": BLOCK_SIZE,
                 "cache.num_blocks": num_blocks,
-                "max_model_len": 80,
+                "max_model_len": self.max_model_len,
             },
             max_drafts=drafts,
         )
@@ -205,7 +207,9 @@ class AsyncLife(RuleBasedStateMachine):
                 return tokens, FinishReason.STOP
             if tokens[-1] in params.stop_token_ids:
                 return tokens, FinishReason.STOP
-            if len(tokens) == params.max_tokens or len(asked.prompt) + len(tokens) == 80:
+            if len(tokens) == params.max_tokens or (
+                len(asked.prompt) + len(tokens) == self.max_model_len
+            ):
                 return tokens, FinishReason.LENGTH
 
     @invariant()
@@ -214,8 +218,12 @@ class AsyncLife(RuleBasedStateMachine):
             return
         scheduler = self.null.engine._scheduler
         held = [block for sequence in scheduler.running for block in sequence.blocks]
-        assert len(set(held)) == len(held)
-        assert len(held) + scheduler.num_deferred_blocks == scheduler.blocks.num_used
+        late = scheduler.num_deferred_blocks
+        if scheduler.prefix is None:
+            assert len(set(held)) == len(held) == scheduler.blocks.num_used - late
+        # Several may hold a block, but none twice.
+        assert all(len(set(s.blocks)) == len(s.blocks) for s in scheduler.running)
+        assert len(set(held)) <= scheduler.blocks.num_used <= len(set(held)) + late
 
     def teardown(self) -> None:
         if self.null is None:

@@ -19,6 +19,8 @@ from deepinfer.text.tokenizer import TextTokenizer
 
 CHECKPOINT = Path(__file__).parents[2] / "data/golden/tiny_a/checkpoint"
 MAX_STEPS = 3000
+# Short, so that sequences of a few dozen tokens begin inside a replay and outside of it.
+WINDOW = 2
 MakeTimeline = Callable[[Callable[[], float], Callable[[float], None]], Timeline]
 # Above the special tokens and below the image placeholder; counts up, so gaps and repeats show.
 COUNTING = CounterScript(first=20, vocab_size=300)
@@ -81,12 +83,20 @@ def null_engine(
         | dict(overrides or {}),
     )
     runtime = NullRuntime(costs, poisons_released=True)
-    runner = NullStepRunner(runtime, script, config, max_drafts=max_drafts)
+    model_config = V41Config.from_json(CHECKPOINT).model_copy(update={"sliding_window": WINDOW})
+    runner = NullStepRunner(
+        runtime,
+        script,
+        config,
+        max_drafts=max_drafts,
+        window=WINDOW,
+        replay_len=WINDOW + (model_config.num_hidden_layers - 1) * (WINDOW - 1),
+    )
     tokenizer = TextTokenizer.from_directory(CHECKPOINT)
     engine = LLMEngine(
         config,
         runner,
-        V41Config.from_json(CHECKPOINT),
+        model_config,
         tokenizer,
         timeline=timeline(runtime.now_us, runtime.clock.advance) if timeline else None,
     )

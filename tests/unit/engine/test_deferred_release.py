@@ -19,14 +19,14 @@ def sequence_of_step(last_step: int) -> Sequence:
 
 
 def test_what_no_step_used_is_free_at_once() -> None:
-    freed: list[tuple[int, list[int]]] = []
+    freed: list[tuple[int | None, list[int]]] = []
     queue = DeferredRelease(lambda slot, blocks: freed.append((slot, blocks)))
     queue.defer(sequence_of_step(-1), 3, [7, 8])
     assert freed == [(3, [7, 8])]
 
 
 def test_memory_waits_for_its_last_step_and_goes_together() -> None:
-    freed: list[tuple[int, list[int]]] = []
+    freed: list[tuple[int | None, list[int]]] = []
     queue = DeferredRelease(lambda slot, blocks: freed.append((slot, blocks)))
     queue.defer(sequence_of_step(5), 0, [1])
     queue.defer(sequence_of_step(6), 1, [2, 3])

@@ -10,7 +10,7 @@ import pytest
 from deepinfer.config import EngineConfig
 from deepinfer.device.errors import ConfigError, ContractError
 from deepinfer.device.null import CounterScript, ListScript, NullRuntime
-from deepinfer.engine.null_memory import NullMemory, Owner
+from deepinfer.engine.null_memory import NullMemory, Owner, Place
 from deepinfer.engine.null_runner import NullStepRunner
 from deepinfer.engine.outputs import FinishReason
 from deepinfer.engine.sampling_params import SamplingParams
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from tests.unit.engine.conftest import NullEngine
 
 MakeNull = Callable[..., "NullEngine"]
-A, B = Owner("a", 0), Owner("b", 0)
+A, B = Owner("a", 0, 0), Owner("b", 0, 0)
 
 
 def ends_after(max_tokens: int) -> SamplingParams:
@@ -71,7 +71,7 @@ def test_released_blocks_are_poisoned(make_null: MakeNull) -> None:
         null.engine.step()
     (sequence,) = null.engine._scheduler.running
     null.runner.release(sequence.slot or 0, sequence.blocks)
-    with pytest.raises(ContractError, match=r"r\[0\] reads window ring 0, which is poisoned"):
+    with pytest.raises(ContractError, match=r"r\[0\] .*window ring 0, which is poisoned"):
         null.run()
 
 
@@ -88,35 +88,70 @@ def test_a_number_of_blocks_is_needed() -> None:
 
 
 def memory_of_a() -> NullMemory:
-    memory = NullMemory(block_size=2)
-    memory.write(A, 0, [4, 6], 0, [10, 11, 12])
+    memory = NullMemory(2, window=2, replay_len=4, poisons=True)
+    memory.write(A, Place(0, [4, 6]), [], [10, 11, 12])
     return memory
 
 
-def test_memory_gives_back_what_its_owner_wrote() -> None:
-    memory_of_a().read(A, 0, [4, 6], [10, 11, 12])
+def test_memory_gives_back_what_was_written() -> None:
+    memory = memory_of_a()
+    memory.read(A, Place(0, [4, 6]), [10, 11, 12])
+    # Another text may share what is the same, from where its own window begins.
+    memory.read(B, Place(1, [4], floor=2), [10, 11])
 
 
 @pytest.mark.parametrize(
     ("owner", "blocks", "tokens", "message"),
     [
         (A, [4, 6], [10, 99], "should hold token 99"),
+        (A, [4, 6], [99, 11, 12], "should hold token 99"),
         (A, [4, 7], [10, 11, 12], "holds poison"),
         (A, [4], [10, 11, 12], "reserve blocks"),
         (A, [4, -1], [10, 11, 12], "reserve blocks"),
-        (B, [4, 6], [10], r"ring 0, which is a\[0\]'s"),
+        (B, [4, 6], [10], r"ring 0, which is a\[0\].*'s, positions 0 to 2"),
     ],
 )
 def test_memory_refuses_what_was_not_written(
     owner: Owner, blocks: list[int], tokens: list[int], message: str
 ) -> None:
     with pytest.raises(ContractError, match=message):
-        memory_of_a().read(owner, 0, blocks, tokens)
+        memory_of_a().read(owner, Place(0, blocks), tokens)
+
+
+def test_equal_tokens_after_another_text_are_not_the_same() -> None:
+    memory = memory_of_a()
+    memory.write(B, Place(1, [8, 9]), [], [13, 11, 12])
+    with pytest.raises(ContractError, match="position 2 of block 9, which should hold token 12"):
+        memory.read(B, Place(1, [4, 9], floor=3), [10, 11, 12])
+
+
+def test_a_row_of_somebody_else_is_not_written_over() -> None:
+    memory, past = memory_of_a(), [10]
+    with pytest.raises(ContractError, match=r"block 4, over a row of a\[0\]"):
+        memory.write(B, Place(1, [4]), past[:0], [10])
+    memory.write(B, Place(1, [4], write_from=2), [], [10, 11])
+    memory.poison(None, [4])
+    memory.write(B, Place(1, [4]), [], [10, 11])
+
+
+def test_window_rows_from_before_the_replay_are_missing() -> None:
+    memory = memory_of_a()
+    memory.write(B, Place(1, [4, 6], floor=1, write_from=3), [10], [11, 12])
+    memory.read(B, Place(1, [4, 6], floor=1), [10, 11])
+    with pytest.raises(ContractError, match="reads positions 0 to 0 of window ring 1"):
+        memory.read(B, Place(1, [4, 6]), [10])
+
+
+def test_a_replay_that_is_too_short_shows_in_what_is_written() -> None:
+    memory = memory_of_a()
+    memory.write(B, Place(1, [4, 6, 8], floor=1, write_from=3), [10], [11, 12])
+    with pytest.raises(ContractError, match="its windows are good from 3 on: replay 4 rows"):
+        memory.write(B, Place(1, [4, 6, 8], floor=1, write_from=3), [10, 11, 12], [13])
 
 
 def test_poison_takes_effect_at_once() -> None:
     memory = memory_of_a()
     memory.poison(1, [6])
-    memory.read(A, 0, [4, 6], [10, 11])
+    memory.read(A, Place(0, [4, 6]), [10, 11])
     with pytest.raises(ContractError, match="holds poison"):
-        memory.read(A, 0, [4, 6], [10, 11, 12])
+        memory.read(A, Place(0, [4, 6]), [10, 11, 12])
