@@ -1,0 +1,1 @@
+"""How many drafts a step verifies: costs, planner, calibration, metrics. Knows no engine."""

@@ -1,0 +1,268 @@
+"""The planner: how many drafts the next step verifies, and whether planning pays at all.
+
+It is asked once a step, on the host, before the step is launched:
+
+    budget = planner.plan(num_sampling, survival, num_other_rows=0)
+
+Asynchronous (steps in flight): `survival` comes from a step two before, K is the best over all,
+and the device admits the K likeliest of the drafts at hand (op `admit_drafts`). Synchronous (the
+host has seen the confidences of the drafts at hand): K is where one more first does not pay.
+`budget.py` says why both keep the distribution of outputs. They do so only if drafts of different
+rounds are drawn from different random numbers, even where they stand for the same position:
+otherwise an old confidence knows a draft that is still to be drawn.
+"""
+
+from __future__ import annotations
+
+import enum
+import functools
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from deepinfer.device.errors import ConfigError, ContractError
+from deepinfer.speculation.budget import (
+    Survival,
+    best_budget,
+    early_stop_budget,
+    expected_tokens,
+    foreseen_stop_budget,
+    lower_envelope,
+)
+from deepinfer.speculation.cost_tables import CostTables, Times
+
+_SMOOTHING = 1.0 / 16.0
+"""Weight of the newest step in running means."""
+_STEPS_TO_JUDGE = 16
+"""Plans of a batch size before its mean gain is believed."""
+_STEPS_TO_REST = 512
+"""Steps of a fixed length after which planning is tried again where it did not pay."""
+_SHARES = np.linspace(0.0, 1.0, 65)
+"""Parts of a batch's drafts at which earlier rounds are remembered."""
+
+
+class PlanMode(enum.Enum):
+    """What a step verifies: all drafts of every request, or the budget's likeliest ones."""
+
+    FIXED = "fixed"
+    DYNAMIC = "dynamic"
+
+
+class Scheduling(enum.Enum):
+    """Which confidences a plan is made from: those of the drafts at hand, or two steps older."""
+
+    SYNCHRONOUS = "synchronous"
+    ASYNCHRONOUS = "asynchronous"
+
+
+class PlannedBudget(NamedTuple):
+    """The decision for one step.
+
+    Attributes:
+        num_drafts: K drafts of the whole batch; in FIXED mode those of all requests.
+        mode: DYNAMIC asks the device to admit the K likeliest, FIXED verifies every draft.
+    """
+
+    num_drafts: int
+    mode: PlanMode
+
+
+@dataclass(slots=True)
+class _Record:
+    """What planning was worth for batches of about one size, and what their drafts were."""
+
+    num_plans: int = 0
+    mean_gain: float | None = None
+    num_rests: int = 0
+    profile: Times | None = None
+
+    def add_gain(self, gain: float) -> None:
+        self.num_plans += 1
+        # A plain mean at first, so that one step does not decide.
+        weight = max(_SMOOTHING, 1.0 / self.num_plans)
+        old = gain if self.mean_gain is None else self.mean_gain
+        self.mean_gain = old + weight * (gain - old)
+
+    def pays(self, noise: float) -> bool:
+        """Whether the mean gain is above the noise, or not known well enough to say no."""
+        gain = self.mean_gain
+        return gain is None or self.num_plans < _STEPS_TO_JUDGE or gain > noise
+
+    def add_tokens(self, tokens: Times) -> None:
+        """Remember tokens by K, of a request by the share of its drafts."""
+        places = np.linspace(0.0, 1.0, len(tokens))
+        seen = np.interp(_SHARES, places, (tokens - tokens[0]) / tokens[0])
+        old = seen if self.profile is None else self.profile
+        self.profile = old + _SMOOTHING * (seen - old)
+
+    def foreseen(self, tokens: Times) -> Times | None:
+        """[N + 1] tokens by K as earlier rounds had them; None before the first."""
+        if self.profile is None:
+            return None
+        places = np.linspace(0.0, 1.0, len(tokens))
+        foreseen: Times = tokens[0] * (1.0 + np.interp(places, _SHARES, self.profile))
+        return foreseen
+
+
+class VerifyPlanner:
+    """Chooses budgets for one rank; not thread safe."""
+
+    def __init__(
+        self,
+        costs: CostTables,
+        *,
+        max_drafts: int,
+        max_num_seqs: int,
+        max_rows: int | None = None,
+        scheduling: Scheduling = Scheduling.ASYNCHRONOUS,
+        overhead_us: float | None = None,
+        clock_us: Callable[[], float] | None = None,
+    ) -> None:
+        """Lay the costs out by rows.
+
+        Args:
+            costs: measured times.
+            max_drafts: D drafts of a request at most; the fixed length.
+            max_num_seqs: most requests of a step.
+            max_rows: most rows of a step, for example of the sampler's buffers; None: no limit
+                but max_num_seqs * (1 + max_drafts).
+            scheduling: which confidences `plan` is given.
+            overhead_us: what a planned step costs beside a fixed one; None: the planner's own
+                time, which it measures, and nothing else.
+            clock_us: monotonic microseconds; None: this process's.
+        Raises:
+            ConfigError: a limit is below what one row of every request needs.
+        """
+        full = max_num_seqs * (1 + max_drafts)
+        if max_drafts < 1 or max_num_seqs < 1:
+            raise ConfigError(
+                f"max_drafts {max_drafts} and max_num_seqs {max_num_seqs} leave nothing to plan; "
+                "expected both from 1"
+            )
+        if max_rows is not None and max_rows < max_num_seqs:
+            raise ConfigError(
+                f"max_rows {max_rows} is below max_num_seqs {max_num_seqs}, but a step has a row "
+                "of every request; raise the first or lower the second"
+            )
+        self._max_drafts, self._max_num_seqs = max_drafts, max_num_seqs
+        self._max_rows = max_rows
+        self._scheduling = scheduling
+        self._draft_us = costs.draft_times(max_num_seqs)
+        self._verify_us = costs.verify_times(full)
+        self._costs = costs
+        self._noise = costs.relative_noise
+        self._records: dict[int, _Record] = {}
+        self._given_overhead_us = overhead_us
+        self._own_us = 0.0
+        self._clock_us = clock_us or (lambda: time.perf_counter_ns() / 1000.0)
+        self._envelope = functools.lru_cache(maxsize=64)(self._lower_envelope)
+
+    @property
+    def overhead_us(self) -> float:
+        """What a planned step is charged beside a fixed one."""
+        return self._own_us if self._given_overhead_us is None else self._given_overhead_us
+
+    def plan(
+        self,
+        num_sampling: int,
+        survival: Survival | None,
+        num_other_rows: int = 0,
+    ) -> PlannedBudget:
+        """The budget of the next step.
+
+        Args:
+            num_sampling: R requests that sample in it; only they count as expected tokens.
+            survival: [R, D] fp32 running products of confidences, in any order of requests: of
+                the drafts at hand (synchronous) or of two steps before (asynchronous). 1 where a
+                request's are not known yet, 0 where it has no draft. None: none is known.
+            num_other_rows: rows of the step that yield no token.
+        Raises:
+            ContractError: `survival` has another shape, or there are more requests than
+                max_num_seqs.
+        """
+        if not 0 <= num_sampling <= self._max_num_seqs:
+            raise ContractError(
+                f"{num_sampling} requests sample, max_num_seqs is {self._max_num_seqs}; "
+                "make the planner for the scheduler's limit"
+            )
+        fixed = PlannedBudget(num_sampling * self._max_drafts, PlanMode.FIXED)
+        limit = self._most_drafts(num_sampling, num_other_rows)
+        if survival is None:
+            survival = np.ones((num_sampling, self._max_drafts), dtype=np.float32)
+            if limit >= fixed.num_drafts:
+                return fixed
+        if survival.shape != (num_sampling, self._max_drafts):
+            raise ContractError(
+                f"survival has shape {survival.shape}; expected ({num_sampling}, "
+                f"{self._max_drafts}): a row for each request that samples"
+            )
+        if num_sampling == 0:
+            return fixed
+        # Sizes within a factor of two behave alike, and a request more or less is no new start.
+        record = self._records.setdefault(num_sampling.bit_length(), _Record())
+        if record.num_rests > 0 and limit >= fixed.num_drafts:
+            record.num_rests -= 1
+            return fixed
+        # Before this step is looked at: its confidences know drafts that are decided about now.
+        pays = record.pays(self._noise)
+        begin = self._clock_us()
+        budget = self._choose(survival, num_sampling, num_other_rows, limit, record)
+        self._count_own_time(self._clock_us() - begin)
+        if limit >= fixed.num_drafts:
+            if not pays:
+                record.num_rests, record.num_plans = _STEPS_TO_REST, 0
+                return fixed
+            if budget >= fixed.num_drafts:
+                return fixed
+        return PlannedBudget(budget, PlanMode.DYNAMIC)
+
+    def expected_gain(self, num_sampling: int) -> float | None:
+        """Mean gain over the fixed length for batches of about this size; None: not known yet."""
+        record = self._records.get(num_sampling.bit_length())
+        return None if record is None else record.mean_gain
+
+    def _most_drafts(self, num_sampling: int, num_other_rows: int) -> int:
+        most = num_sampling * self._max_drafts
+        if self._max_rows is None:
+            return most
+        return max(0, min(most, self._max_rows - num_sampling - num_other_rows))
+
+    def _choose(
+        self, survival: Survival, num_sampling: int, num_other_rows: int, limit: int,
+        record: _Record,
+    ) -> int:  # fmt: skip
+        """K by the scheduling in force; what it was worth goes into the record."""
+        tokens = expected_tokens(survival, num_sampling)
+        times = self._times(num_sampling, num_other_rows)
+        limited = slice(limit + 1)
+        if self._scheduling is Scheduling.ASYNCHRONOUS:
+            budget = best_budget(tokens[limited], times[limited])
+        else:
+            foreseen = record.foreseen(tokens)
+            if foreseen is None:
+                envelope = self._envelope(num_sampling, num_other_rows, limit)
+                budget = early_stop_budget(tokens[limited], times[limited], envelope)
+            else:
+                budget = foreseen_stop_budget(tokens[limited], times[limited], foreseen[limited])
+            record.add_tokens(tokens)
+        planned = budget.tokens / (budget.time_us + self.overhead_us)
+        record.add_gain(planned * times[-1] / tokens[-1] - 1.0)
+        return budget.num_drafts
+
+    def _times(self, num_sampling: int, num_other_rows: int) -> Times:
+        """[R * D + 1] microseconds of a round by K."""
+        first = num_sampling + num_other_rows
+        last = first + num_sampling * self._max_drafts
+        if last >= len(self._verify_us):
+            self._verify_us = self._costs.verify_times(2 * last)
+        times: Times = self._verify_us[first : last + 1] + self._draft_us[num_sampling]
+        return times
+
+    def _lower_envelope(self, num_sampling: int, num_other_rows: int, limit: int) -> Times:
+        return lower_envelope(self._times(num_sampling, num_other_rows)[: limit + 1])
+
+    def _count_own_time(self, time_us: float) -> None:
+        self._own_us += _SMOOTHING * (time_us - self._own_us)

@@ -1,0 +1,137 @@
+"""The planner: where it plans, where it does not, and what it refuses."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+
+from deepinfer.device.errors import ConfigError, ContractError
+from deepinfer.speculation.budget import Survival
+from deepinfer.speculation.cost_tables import CostTables
+from deepinfer.speculation.planner import PlanMode, PlannedBudget, Scheduling, VerifyPlanner
+
+DRAFTS = 3
+STEEP = CostTables({1: 10.0}, {1: 110.0, 100: 1100.0})
+FLAT = CostTables({1: 10.0}, {1: 1000.0, 100: 1000.1})
+
+
+def planner(costs: CostTables = STEEP, **options: object) -> VerifyPlanner:
+    settings = {"max_drafts": DRAFTS, "max_num_seqs": 16, "overhead_us": 0.0} | options
+    return VerifyPlanner(costs, **settings)  # type: ignore[arg-type]
+
+
+def survival(*rows: tuple[float, ...]) -> Survival:
+    return np.array(rows, dtype=np.float32)
+
+
+GOOD_AND_BAD = survival((1.0, 0.99, 0.98), (0.05, 0.01, 0.0))
+
+
+@pytest.mark.parametrize("scheduling", Scheduling)
+def test_drafts_that_do_not_pay_for_their_rows_are_left_out(scheduling: Scheduling) -> None:
+    assert planner(scheduling=scheduling).plan(2, GOOD_AND_BAD) == (3, PlanMode.DYNAMIC)
+
+
+def test_unknown_requests_are_verified_whole() -> None:
+    ones = np.ones((2, DRAFTS), dtype=np.float32)
+    assert planner().plan(2, None) == PlannedBudget(6, PlanMode.FIXED)
+    assert planner().plan(2, ones) == PlannedBudget(6, PlanMode.FIXED)
+
+
+def test_no_request_that_samples_has_no_drafts() -> None:
+    empty = np.ones((0, DRAFTS), dtype=np.float32)
+    assert planner().plan(0, empty, num_other_rows=7).num_drafts == 0
+
+
+def test_rows_of_others_cost_and_yield_nothing() -> None:
+    """A step that is long anyway verifies what a short one would not."""
+    steep = CostTables({1: 1.0}, {1: 10.0, 1000: 9001.0})
+    drafts = survival((0.5, 0.2, 0.1))
+    alone = planner(steep).plan(1, drafts).num_drafts
+    beside = planner(steep).plan(1, drafts, num_other_rows=500).num_drafts
+    assert (alone, beside) == (0, 3)
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_rows_of_the_samplers_buffers_are_a_limit(known: bool) -> None:
+    limited = planner(FLAT, max_rows=16)
+    drafts = np.ones((8, DRAFTS), dtype=np.float32) if known else None
+    assert limited.plan(8, drafts) == PlannedBudget(8, PlanMode.DYNAMIC)
+    assert limited.plan(8, drafts, num_other_rows=5).num_drafts == 3
+    assert limited.plan(8, drafts, num_other_rows=9).num_drafts == 0
+
+
+def test_a_step_up_that_must_be_filled_is_filled() -> None:
+    costs = CostTables({1: 1.0}, {4: 100.0, 8: 120.0, 16: 300.0}, tiers=(4, 8, 16))
+    drafts = survival((0.9, 0.5, 0.3), (0.9, 0.2, 0.1), (0.5, 0.1, 0.1))
+    assert planner(costs).plan(3, drafts) == PlannedBudget(5, PlanMode.DYNAMIC)
+
+
+def test_where_planning_does_not_pay_it_rests_and_tries_again() -> None:
+    """A flat curve: the same K at best, and the overhead makes it worse."""
+    clock = itertools.count()
+    flat = planner(FLAT, overhead_us=20.0, clock_us=lambda: float(next(clock)))
+    drafts = np.full((4, DRAFTS), 0.9, dtype=np.float32)
+    for _ in range(2000):
+        assert flat.plan(4, drafts) == PlannedBudget(12, PlanMode.FIXED)
+    num_plans = next(clock) // 2
+    assert 17 <= num_plans < 100
+    gain = flat.expected_gain(4)
+    assert gain is not None
+    assert gain < 0.0
+
+
+def test_a_gain_within_the_noise_of_the_costs_is_no_gain() -> None:
+    drafts = survival((1.0, 0.9, 0.2), (1.0, 0.9, 0.2))
+
+    def modes(noise: float) -> set[PlanMode]:
+        costs = CostTables(STEEP.draft_us, STEEP.verify_us, relative_noise=noise)
+        tested = planner(costs)
+        return {tested.plan(2, drafts).mode for _ in range(200)}
+
+    exact = planner()
+    exact.plan(2, drafts)
+    gain = exact.expected_gain(2)
+    assert gain is not None
+    assert gain > 0.0
+    assert modes(gain / 2) == {PlanMode.DYNAMIC}
+    assert PlanMode.FIXED in modes(2 * gain)
+
+
+def test_sizes_are_judged_apart() -> None:
+    tested = planner(FLAT, overhead_us=20.0)
+    for _ in range(30):
+        tested.plan(4, np.full((4, DRAFTS), 0.9, dtype=np.float32))
+    assert tested.expected_gain(4) is not None
+    assert tested.expected_gain(8) is None
+
+
+def test_own_time_is_charged() -> None:
+    """Without a given overhead a slow planner finds that planning does not pay."""
+    drafts = np.tile(GOOD_AND_BAD, (4, 1))
+
+    def last_mode(plan_us: float) -> PlanMode:
+        clock = itertools.count()
+        tested = planner(overhead_us=None, clock_us=lambda: next(clock) * plan_us)
+        modes = [tested.plan(8, drafts).mode for _ in range(300)]
+        assert tested.overhead_us == pytest.approx(plan_us, rel=0.7)
+        return modes[-1]
+
+    assert last_mode(1.0) is PlanMode.DYNAMIC
+    assert last_mode(1000.0) is PlanMode.FIXED
+
+
+def test_limits_that_leave_nothing_to_plan_are_refused() -> None:
+    with pytest.raises(ConfigError, match="max_drafts 0"):
+        planner(max_drafts=0)
+    with pytest.raises(ConfigError, match="max_rows 15 is below max_num_seqs 16"):
+        planner(max_rows=15)
+
+
+def test_survivals_of_another_batch_are_refused() -> None:
+    with pytest.raises(ContractError, match=r"shape \(2, 3\); expected \(3, 3\)"):
+        planner().plan(3, GOOD_AND_BAD)
+    with pytest.raises(ContractError, match="17 requests sample, max_num_seqs is 16"):
+        planner().plan(17, None)
