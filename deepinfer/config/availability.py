@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from deepinfer.config.origins import origin_clause
-from deepinfer.config.replay import ReplayMode
 from deepinfer.config.speculation import SpeculationMode
 from deepinfer.config.spelling import spell
 from deepinfer.device.errors import ConfigError
@@ -33,7 +32,6 @@ LIMITS = (
     Limit("cache.prefix", (False,), "keeping blocks for prompts that begin alike"),
     Limit("speculation.mode", (SpeculationMode.OFF,), "speculative decoding"),
     Limit("speculation.max_drafts", (0,), "speculative decoding"),
-    Limit("replay.mode", (ReplayMode.EXACT,), "bounded replay"),
     Limit("deploy", ("single",), "running on several ranks"),
 )
 

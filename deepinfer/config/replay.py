@@ -1,4 +1,4 @@
-"""Section `replay`: how much of a prompt the decoder half of the model runs."""
+"""Section `replay`: which rows of a prompt are run, and which run again after a prefix hit."""
 
 from __future__ import annotations
 
@@ -16,12 +16,40 @@ class ReplayMode(enum.Enum):
     BOUNDED = "bounded"
 
 
+class AfterHit(enum.Enum):
+    """What becomes of full blocks whose rows saw windows that were rebuilt in mode bounded.
+
+    Their content differs slightly from what a run from the start writes. PUBLISH keeps them for
+    other prompts, as serving engines do; MARK keeps them and counts hits on them apart; WITHHOLD
+    keeps them for their own request only, so that every cached block is one of a cold run.
+    """
+
+    PUBLISH = "publish"
+    MARK = "mark"
+    WITHHOLD = "withhold"
+
+
 class ReplaySection(Section):
     """Bounded replay. Its kept tail must cover the model's window, which the model checks."""
 
     mode: ReplayMode = Field(default=ReplayMode.EXACT, strict=False, description="exact or bounded")
+    rebuild: ReplayMode | None = Field(
+        default=None,
+        strict=False,
+        description="exact or bounded rebuilding of windows after a prefix hit; null = as `mode`",
+    )
+    publish_after_hit: AfterHit = Field(
+        default=AfterHit.PUBLISH,
+        strict=False,
+        description="publish, mark or withhold blocks computed on windows rebuilt in mode bounded",
+    )
     keep_tokens: int = Field(
         default=140,
         ge=1,
         description="the last prompt tokens that the decoder half runs in mode bounded, from 1",
     )
+
+    @property
+    def rebuild_mode(self) -> ReplayMode:
+        """How windows are rebuilt after a prefix hit."""
+        return self.rebuild or self.mode

@@ -10,10 +10,12 @@ import torch
 from torch import Tensor
 
 from deepinfer.device.ops.state import NEWCOMER
+from deepinfer.device.runtime import StepKind
 from deepinfer.engine.host_tensor import int64_tensor
 from deepinfer.engine.remap import Remap, ResultRing
 from deepinfer.engine.step_state import SchedulerOutputs, SequenceMetadata
 from deepinfer.model.config import V41Config
+from deepinfer.model.replay import batch_replay
 from deepinfer.model.step_batch import StepBatch
 
 
@@ -77,6 +79,8 @@ def build_step(
             scored += _scored_rows(metadata, first_row)
     query_lens = [metadata.query_len for metadata in sequences]
     context_lens = [metadata.context_len for metadata in sequences]
+    prefills = scheduled.kind is StepKind.PREFILL
+    rows = [metadata.sequence.rows for metadata in sequences]
     num_seqs, first_result = len(sequences), ring.first_row(scheduled.step)
     batch = StepBatch(
         kind=scheduled.kind,
@@ -89,6 +93,7 @@ def build_step(
         logits_rows=int64_tensor(sample_rows + [entry.row for entry in scored]),
         max_query_len=max(query_lens),
         max_key_len=max(map(operator.add, context_lens, query_lens)),
+        replay=batch_replay(rows, context_lens, query_lens) if prefills else None,
     )
     return BuiltStep(
         batch=batch,

@@ -28,6 +28,7 @@ from deepinfer.engine.kv_sizing import longest_sequence
 from deepinfer.engine.output_text import OutputText
 from deepinfer.engine.outputs import CompletionOutput, FinishReason, RequestOutput
 from deepinfer.engine.pipeline import PipelineEvents, StepPipeline
+from deepinfer.engine.replay_rule import ReplayRule
 from deepinfer.engine.request_controls import RequestControls
 from deepinfer.engine.sampling_params import SamplingParams
 from deepinfer.engine.scheduler import Scheduler
@@ -104,6 +105,7 @@ class LLMEngine:
         self.config, self.tokenizer, self.model_config = config, tokenizer, model_config
         self.max_model_len = longest_sequence(config, model_config)
         self._runner, self._marks = runner, marks
+        self._replay = ReplayRule(config.replay, model_config)
         scheduler = config.scheduler
         self._scheduler = Scheduler(
             block_size=config.cache.block_size,
@@ -233,6 +235,7 @@ class LLMEngine:
             priority=priority,
             arrival=next(self._arrivals),
             deadline_s=None if timeout_s is None else time.monotonic() + timeout_s,
+            decoder_start=self._replay.decoder_start(len(token_ids), params),
             prompt_logprobs=None if params.prompt_logprobs is None else [None],
             final_only=final_only,
         )
@@ -243,6 +246,7 @@ class LLMEngine:
                 list(token_ids),
                 OutputText(self.tokenizer, params),
                 max_len=self._longest(len(token_ids), params),
+                rows=self._replay.cold(request.decoder_start),
                 logprobs=None if params.logprobs is None else [],
             )
             for index in range(params.n)

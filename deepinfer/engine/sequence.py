@@ -10,6 +10,7 @@ from deepinfer.engine.output_text import OutputText
 from deepinfer.engine.outputs import FinishReason, TokenLogprob
 from deepinfer.engine.request_controls import RequestControls
 from deepinfer.engine.sampling_params import SamplingParams
+from deepinfer.model.replay import ALL_ROWS, PrefillRows
 from deepinfer.structured.constraint import Constraint
 
 
@@ -23,6 +24,8 @@ class Request:
         prompt_token_ids: at least one token.
         params: checked against the model.
         controls: what they say about every sampled row.
+        decoder_start: first prompt position that layers after the last KV source run; fixed here,
+            whatever becomes of the request.
         seed: 64-bit seed; drawn at admission when the request names none.
         priority: lower runs first.
         arrival: order of arrival.
@@ -45,6 +48,7 @@ class Request:
     arrival: int
     deadline_s: float | None
     sequences: list[Sequence] = field(default_factory=list)
+    decoder_start: int = 0
     prompt_logprobs: list[TokenLogprob | None] | None = None
     num_cached_tokens: int | None = None
     final_only: bool = False
@@ -78,6 +82,7 @@ class Sequence:
         max_len: most tokens it may reach, prompt included.
         constraint: structured output, or None.
         status: where it stands.
+        rows: which rows of its prefill each layer runs.
         num_cached_tokens: positions whose KV is committed.
         total_inflight_tokens: positions launched and not committed (ZO-3).
         prefill_target: positions to compute before it decodes; set at admission.
@@ -103,6 +108,7 @@ class Sequence:
     max_len: int
     constraint: Constraint | None = None
     status: SequenceStatus = SequenceStatus.WAITING
+    rows: PrefillRows = ALL_ROWS
     num_cached_tokens: int = 0
     total_inflight_tokens: int = 0
     prefill_target: int = 0

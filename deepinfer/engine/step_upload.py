@@ -36,7 +36,7 @@ class StepUpload:
             built: its host tensors; not needed any more afterwards.
             runtime: whose device it is for.
         """
-        batch = built.batch
+        batch, replay = built.batch, built.batch.replay
         self._batch = batch
         self._parts = (
             batch.input_ids,
@@ -46,6 +46,7 @@ class StepUpload:
             batch.block_table,
             batch.history,
             batch.logits_rows,
+            torch.empty((0, 0), dtype=torch.int64) if replay is None else replay.limits,
             built.remap,
             built.limits,
             built.result_rows,
@@ -59,7 +60,8 @@ class StepUpload:
         packed = self._packed.to(device, non_blocking=True)
         views = packed.split([part.numel() for part in self._parts])
         shaped = [view.view(part.shape) for view, part in zip(views, self._parts, strict=True)]
-        ids, query_lens, context_lens, slots, table, history, logits_rows, *others = shaped
+        ids, query_lens, context_lens, slots, table, history, logits_rows, limits, *others = shaped
+        replay = self._batch.replay
         batch = replace(
             self._batch,
             input_ids=ids,
@@ -69,5 +71,6 @@ class StepUpload:
             block_table=table,
             history=history,
             logits_rows=logits_rows,
+            replay=None if replay is None else replace(replay, limits=limits),
         )
         return DeviceStep(batch, *others)

@@ -70,6 +70,10 @@ class PrefillRows:
         return start, floor
 
 
+ALL_ROWS = PrefillRows()
+"""Every row in every layer."""
+
+
 def decoder_start(num_prompt_tokens: int, keep_tokens: int) -> int:
     """First prompt position that layers after the last KV source run, in bounded replay."""
     return max(0, num_prompt_tokens - keep_tokens)
@@ -82,7 +86,7 @@ def cold_rows(config: V41Config, start: int) -> PrefillRows:
         config: the model.
         start: from `decoder_start`; 0 runs all rows in all layers.
     """
-    return _with_decoder_cut(config, PrefillRows(), start)
+    return _with_decoder_cut(config, ALL_ROWS, start)
 
 
 def bounded_rows(config: V41Config, num_hit_tokens: int, start: int) -> PrefillRows:

@@ -12,6 +12,7 @@ from deepinfer.config import EngineConfig, load_config
 from deepinfer.config.availability import LIMITS
 from deepinfer.config.cache import parse_memory_size
 from deepinfer.config.fields import leaf_paths
+from deepinfer.config.replay import ReplayMode
 from deepinfer.device.errors import ConfigError
 
 
@@ -22,7 +23,6 @@ from deepinfer.device.errors import ConfigError
         ("speculation.mode=fixed", "off"),
         ("speculation.mode=dynamic", "off"),
         ("speculation.max_drafts=3", "0"),
-        ("replay.mode=bounded", "exact"),
         ("deploy=ep8", "single"),
         ("deploy=1p1d", "single"),
     ],
@@ -67,6 +67,8 @@ def test_limits_name_fields_that_exist_and_allow_the_default() -> None:
         "checkpoint.seed=-1",
         "checkpoint.random_weights=1",
         "replay.keep_tokens=0",
+        "replay.rebuild=compact",
+        "replay.publish_after_hit=maybe",
         "max_model_len=0",
         "numerics=EXACT",
         "sampling.temperature=-1",
@@ -88,6 +90,21 @@ def test_unknown_sampling_field_names_the_nearest() -> None:
 def test_step_holds_a_token_of_every_sequence() -> None:
     with pytest.raises(ConfigError, match="max_num_tokens 8 is below max_num_seqs 9"):
         load_config((), ["scheduler.max_num_seqs=9", "scheduler.max_num_tokens=8"])
+
+
+@pytest.mark.parametrize(
+    ("settings", "rebuild"),
+    [
+        ([], ReplayMode.EXACT),
+        (["replay.mode=bounded"], ReplayMode.BOUNDED),
+        (["replay.mode=bounded", "replay.rebuild=exact"], ReplayMode.EXACT),
+        (["replay.rebuild=bounded"], ReplayMode.BOUNDED),
+    ],
+)
+def test_windows_are_rebuilt_in_the_replay_mode_unless_told_otherwise(
+    settings: list[str], rebuild: ReplayMode
+) -> None:
+    assert load_config((), settings).replay.rebuild_mode is rebuild
 
 
 def test_chunk_fits_a_step() -> None:
