@@ -82,7 +82,9 @@ def compile_case(module: ModuleType, case: CompileCase, arch: int) -> CompileRes
     }
     source = ASTSource(kernel, ordered, constexprs=dict(case.constants), attrs=aligned)
     compiled = triton.compile(
-        source, target=GPUTarget("cuda", arch, 32), options={"num_warps": case.num_warps}
+        source,
+        target=GPUTarget("cuda", arch, 32),
+        options={"num_warps": case.num_warps, "num_stages": case.num_stages},
     )
     registers, spills = _resources(compiled.asm["cubin"])
     shared = compiled.metadata.shared

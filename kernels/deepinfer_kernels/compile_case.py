@@ -22,6 +22,7 @@ class CompileCase:
         signature: Triton type of every run-time argument, in order.
         constants: value of every constexpr argument.
         num_warps: warps of a program.
+        num_stages: tiles in flight in a loop, the one in use included.
         required: per architecture, words that the PTX must contain (tensor-core instructions).
         record_bytes: lengths of the cache records that it reads; a load that is wider than all of
             them are aligned is a fault.
@@ -33,6 +34,7 @@ class CompileCase:
     signature: Mapping[str, str]
     constants: Mapping[str, object]
     num_warps: int = 4
+    num_stages: int = 3
     required: Mapping[int, tuple[str, ...]] = field(default_factory=dict)
     record_bytes: tuple[int, ...] = ()
     max_spill_bytes: int = 0

@@ -14,6 +14,7 @@ INV_E4M3_MAX = tl.constexpr(1.0 / 448.0)
 A8_AMAX_FLOOR = tl.constexpr(1e-4)
 Q4_UE8M0_AMAX_FLOOR = tl.constexpr(6.0 * 2.0**-126)
 Q4_E4M3_AMAX_FLOOR = tl.constexpr(6.0 * 2.0**-9)
+E2M1_BIAS = tl.constexpr(2.0**126)
 ROUND_MAGIC = tl.constexpr(1.5 * 2.0**23)
 """Adding it puts the unit into the last mantissa bit: the addition itself rounds to even."""
 
@@ -68,11 +69,10 @@ def e2m1_code(x):
 @triton.jit
 def e2m1_value(code):
     """fp32 value of a 4-bit code (int32)."""
-    magnitude = code & 7
-    # From 1 on, exponent and mantissa bits are those of fp32, shifted.
-    large = ((magnitude << 22) + (126 << 23)).to(tl.float32, bitcast=True)
-    value = tl.where(magnitude < 2, magnitude.to(tl.float32) * 0.5, large)
-    return tl.where((code & 8) != 0, -value, value)
+    # Exponent and mantissa in the places of fp32's; the product moves the exponent's bias, and
+    # makes the smallest value, a denormal there, right as well.
+    bits = ((code & 7) << 22) | ((code & 8) << 28)
+    return bits.to(tl.float32, bitcast=True) * E2M1_BIAS
 
 
 @triton.jit

@@ -29,6 +29,7 @@ _TORCH_DTYPES = {
     "fp32": torch.float32,
     "fp64": torch.float64,
 }
+_DOT_STEP = 16
 _enabled = False
 
 
@@ -99,8 +100,18 @@ def _correct() -> None:
         return data
 
     def dot(self: Any, a: Any, b: Any, d: Any, precision: object, imprecise: object) -> Any:
-        product = np.matmul(widened(a), widened(b), dtype=d.data.dtype)
-        return interpreter.TensorHandle(product + d.data, d.dtype.scalar)
+        left, right = widened(a), widened(b)
+        if a.dtype.scalar not in narrow:
+            product = np.matmul(left, right, dtype=d.data.dtype)
+            return interpreter.TensorHandle(product + d.data, d.dtype.scalar)
+        # As tensor cores add: one step of k after the other, whatever the tile's size. Inside a
+        # step float64 holds the sum, so that the order of BLAS does not show.
+        total = d.data
+        for k in range(0, left.shape[-1], _DOT_STEP):
+            step = np.s_[k : k + _DOT_STEP]
+            product = np.matmul(left[..., step], right[..., step, :], dtype=np.float64)
+            total = (total + product).astype(d.data.dtype)
+        return interpreter.TensorHandle(total, d.dtype.scalar)
 
     def refuse_narrow(operation: Any) -> Any:
         def checked(self: Any, lhs: Any, rhs: Any, op: Any) -> Any:

@@ -62,6 +62,17 @@ def test_quantised_activations_of_every_magnitude(generator: torch.Generator) ->
     assert torch.equal(codes.view(torch.uint8), truth_codes.view(torch.uint8))
 
 
+def test_rounded_activations_are_what_quantised_ones_hold(generator: torch.Generator) -> None:
+    x = torch.randn(64, 64, generator=generator) * torch.logspace(-6, 6, 64).unsqueeze(1)
+    assert torch.equal(quantize_triton.round_a8(x), quantize_triton.round_a8_truth(x))
+
+
+def test_codes_are_refused_where_values_are_needed(generator: torch.Generator) -> None:
+    left, right = operand(generator, "mxfp8", 4, 64), operand(generator, "mxfp8", 32, 64)
+    with pytest.raises(ValueError, match="round_a8"):
+        gemm_triton.gemm(left, right, torch.float32)
+
+
 def operand(generator: torch.Generator, fmt: str, *shape: int) -> Operand:
     values = torch.randn(shape, generator=generator)
     if fmt == "mxfp8":
@@ -75,9 +86,9 @@ def operand(generator: torch.Generator, fmt: str, *shape: int) -> Operand:
 @pytest.mark.parametrize(
     ("x", "w", "inner"),
     [
-        ("mxfp8", "mxfp8", 32),
-        ("mxfp8", "mxfp8", 1056),  # several inner tiles and a remainder: the sum is split
-        ("mxfp8", "mxfp4", 160),
+        ("bf16", "mxfp8", 32),
+        ("bf16", "mxfp8", 1056),  # several inner tiles and a remainder: the sum is split
+        ("bf16", "mxfp4", 160),
         ("bf16", "bf16", 70),
         ("f32", "f32", 70),
         ("bf16", "f32", 64),
@@ -96,25 +107,26 @@ def test_block_diagonal_product(generator: torch.Generator) -> None:
     close(value, gemm_triton.gemm_truth(left, right, torch.float32), 3e-6)
 
 
-@pytest.mark.parametrize("num_rows", [1, 33])
+@pytest.mark.parametrize("num_rows", [1, 17, 33, 64, 65])  # one of every tile
 def test_product_of_a_row_does_not_depend_on_its_company(
     generator: torch.Generator, num_rows: int
 ) -> None:
-    left, right = operand(generator, "mxfp8", 40, 256), operand(generator, "mxfp8", 32, 256)
+    left, right = operand(generator, "bf16", 140, 256), operand(generator, "mxfp8", 32, 256)
     whole = gemm_triton.gemm(left, right, torch.float32)
-    assert left.scales is not None
-    part = Operand("mxfp8", left.data[:num_rows], left.scales[:num_rows])
+    part = Operand("plain", left.data[:num_rows], None)
     assert torch.equal(gemm_triton.gemm(part, right, torch.float32), whole[:num_rows])
 
 
-def test_slots_hold_every_valid_row_once(generator: torch.Generator) -> None:
-    num_rows, num_experts, k = 37, 5, 2
+@pytest.mark.parametrize("num_rows", [37, 400])
+def test_slots_hold_every_valid_row_once(generator: torch.Generator, num_rows: int) -> None:
+    num_experts, k = 5, 2
     ids = torch.rand(num_rows, num_experts, generator=generator).topk(k).indices
     weights = torch.rand(num_rows, k, generator=generator)
     physical = torch.randperm(num_experts, generator=generator) + 3
     valid = torch.rand(num_rows, generator=generator) < 0.8
     slots = slots_triton.place_rows(ids, weights, physical, valid)
-    rows = gemm_triton.EXPERT_ROWS
+    rows = len(slots.slot_rows) // len(slots.tile_experts)
+    assert rows == (128 if num_rows == 400 else 16)
     found = [
         (int(row), int(slots.tile_experts[slot // rows]))
         for slot, row in enumerate(slots.slot_rows)

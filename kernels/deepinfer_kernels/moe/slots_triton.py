@@ -15,7 +15,7 @@ import triton.language as tl
 from torch import Tensor
 
 from deepinfer_kernels.compile_case import CompileCase
-from deepinfer_kernels.quant.gemm_triton import EXPERT_ROWS
+from deepinfer_kernels.quant.gemm_triton import row_tile
 
 _PAIRS = 256
 """Pairs looked at together."""
@@ -96,15 +96,17 @@ def place_rows(ids: Tensor, weights: Tensor, physical: Tensor, valid: Tensor) ->
         valid: [T] bool.
 
     Returns:
-        The slots; S is T * k and min(E, T * k) partial tiles, in whole tiles.
+        The slots; S is T * k and min(E, T * k) partial tiles, in whole tiles. A tile holds the
+        rows that an expert gets on average, as far as products have such tiles.
     """
     num_rows, k = ids.shape
     num_pairs, num_experts = num_rows * k, physical.shape[0]
     device = ids.device
-    capacity = num_pairs // EXPERT_ROWS + min(num_experts, num_pairs)
+    tile = row_tile(triton.cdiv(num_pairs, num_experts)).rows
+    capacity = num_pairs // tile + min(num_experts, num_pairs)
     tile_experts = torch.full((capacity,), -1, dtype=torch.int32, device=device)
-    slot_rows = torch.full((capacity * EXPERT_ROWS,), -1, dtype=torch.int32, device=device)
-    slot_weights = torch.empty(capacity * EXPERT_ROWS, dtype=torch.float32, device=device)
+    slot_rows = torch.full((capacity * tile,), -1, dtype=torch.int32, device=device)
+    slot_weights = torch.empty(capacity * tile, dtype=torch.float32, device=device)
     row_slots = torch.full((num_rows, k), -1, dtype=torch.int32, device=device)
     if num_pairs:
         ids, weights, valid = ids.contiguous(), weights.contiguous(), valid.contiguous()
@@ -112,7 +114,7 @@ def place_rows(ids: Tensor, weights: Tensor, physical: Tensor, valid: Tensor) ->
         _count[(num_experts,)](ids, valid, counts, num_pairs, k, PAIRS=_PAIRS)
         _place[(num_experts,)](
             ids, weights, valid, physical, counts, tile_experts, slot_rows, slot_weights,
-            row_slots, num_pairs, k, num_experts, TILE=EXPERT_ROWS,
+            row_slots, num_pairs, k, num_experts, TILE=tile,
             EXPERTS=triton.next_power_of_2(num_experts),
             PAIRS=_PAIRS,
         )  # fmt: skip
@@ -143,6 +145,6 @@ COMPILE_CASES = (
             "slot_weights_ptr": "*fp32", "row_slots_ptr": "*i32", "num_pairs": "i32", "k": "i32",
             "num_experts": "i32",
         },
-        {"TILE": EXPERT_ROWS, "EXPERTS": 512, "PAIRS": _PAIRS},
+        {"TILE": 128, "EXPERTS": 512, "PAIRS": _PAIRS},
     ),
 )  # fmt: skip

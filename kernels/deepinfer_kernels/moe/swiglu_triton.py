@@ -8,8 +8,9 @@ import triton.language as tl
 from torch import Tensor
 
 from deepinfer_kernels.compile_case import CompileCase
-from deepinfer_kernels.quant.gemm_triton import EXPERT_ROWS
 
+_ROWS = 16
+"""Rows of one program; a whole number of them makes a tile of expert slots."""
 _COLUMNS = 1024
 _SLOT_COLUMNS = 256
 
@@ -101,9 +102,9 @@ def _run_swiglu(
     out = torch.empty((num_rows, inner), dtype=gate_up.dtype, device=gate_up.device)
     if out.numel():
         block = min(_SLOT_COLUMNS, triton.next_power_of_2(inner))
-        _swiglu[(triton.cdiv(num_rows, EXPERT_ROWS), triton.cdiv(inner, block))](
+        _swiglu[(triton.cdiv(num_rows, _ROWS), triton.cdiv(inner, block))](
             gate_up, slot_rows, slot_weights, out, num_rows, inner, limit,
-            SLOTS=slot_rows is not None, ROWS=EXPERT_ROWS, BLOCK=block,
+            SLOTS=slot_rows is not None, ROWS=_ROWS, BLOCK=block,
         )  # fmt: skip
     return out
 
@@ -153,7 +154,7 @@ COMPILE_CASES = (
             "gate_up_ptr": "*bf16", "slot_rows_ptr": "*i32", "slot_weights_ptr": "*fp32",
             "out_ptr": "*bf16", "num_rows": "i32", "inner": "i32", "limit": "fp32",
         },
-        {"SLOTS": True, "ROWS": EXPERT_ROWS, "BLOCK": _SLOT_COLUMNS},
+        {"SLOTS": True, "ROWS": _ROWS, "BLOCK": _SLOT_COLUMNS},
     ),
     CompileCase(
         "_combine",

@@ -1,11 +1,16 @@
 """Products with packed weights: dense, block-diagonal, and one expert per tile of rows.
 
 The weight is the left operand: out^T [N, M] = W [N, K] @ x^T [K, M]. Its rows fill the
-instruction's 64 or 128 rows however few tokens there are, and its dequantised tile can stay in
-registers. With `block_scaled` the codes and scales themselves go to the tensor cores (SM100 has
-instructions for them; elsewhere Triton dequantises): the same exact products, summed in another
-order. Tiles and the split of K depend on N and K alone, never on the number of rows, and
-partial sums are added in order, so that a row's bits do not depend on its company.
+instruction's 64 or 128 rows however few tokens there are. Its codes come to shared memory ahead
+of their use, are dequantised in the registers from which the instruction reads them, and their
+scales are loaded one tile ahead; activations are floats already (`round_a8`), so that no tile
+dequantises them again. With `block_scaled` the codes and scales of both themselves go to the
+tensor cores (SM100 has instructions for them; elsewhere Triton dequantises): the same exact
+products, summed in another order.
+
+A row's bits do not depend on its company: K is split by N and K alone, an element's products are
+added in the order of k in every tile, and partial sums in order. Only how many rows and weights a
+program takes depends on the number of rows.
 """
 
 from __future__ import annotations
@@ -19,10 +24,11 @@ from torch import Tensor
 
 from deepinfer_kernels.compile_case import CompileCase
 from deepinfer_kernels.quant.tiles_triton import (
-    activation_tile,
     code_tile,
-    operand_tile,
+    plain_tile,
     scale_tile,
+    weight_codes,
+    weight_values,
 )
 
 
@@ -61,13 +67,18 @@ class Tile(NamedTuple):
 
 # fp32 products are unrolled multiply-adds; larger tiles only compile longer.
 _FP32_TILE = Tile(rows=16, outputs=32, inner=32, num_warps=4)
-_BF16_TILE = Tile(rows=32, outputs=64, inner=128, num_warps=4)
-EXPERT_ROWS = 16
-"""Rows of an expert's tile: slots of each expert are padded to it."""
-_EXPERT_TILE = Tile(rows=EXPERT_ROWS, outputs=64, inner=128, num_warps=4)
+_BF16_TILES = (
+    Tile(rows=16, outputs=64, inner=128, num_warps=4),
+    Tile(rows=32, outputs=64, inner=128, num_warps=4),
+    Tile(rows=64, outputs=64, inner=128, num_warps=4),
+    Tile(rows=128, outputs=128, inner=64, num_warps=8),
+)
+"""The first that holds all rows is taken; an expert's rows are padded to whole tiles."""
 # Block-scaled instructions take 128 rows of weights.
-_SCALED_OUTPUTS = 128
-_MIN_PROGRAMS = 128
+_SCALED_TILE = Tile(rows=32, outputs=128, inner=128, num_warps=4)
+_STAGES = 4
+_SPLIT_OUTPUTS, _SPLIT_INNER = 64, 128
+_MIN_PROGRAMS = 160
 _MIN_STEPS = 4
 """A split keeps at least this many inner tiles."""
 
@@ -80,6 +91,10 @@ def _accumulate(
 ):  # fmt: skip
     """fp32 [BN, BM] of W rows n times x rows over k_begin .. k_end."""
     acc = tl.zeros([BN, BM], dtype=tl.float32)
+    # Scales are too few bytes to be copied asynchronously: they are loaded a tile ahead.
+    scales = tl.zeros([BN, BK // 32], dtype=tl.uint8)
+    if W != "plain" and not SCALED:
+        scales = scale_tile(w_scales, n, n_inside, k_begin, K, BK)
     for k0 in range(k_begin, k_end, BK):
         if SCALED:
             acc = tl.dot_scaled(
@@ -92,8 +107,14 @@ def _accumulate(
                 acc,
             )
         else:
-            w = operand_tile(w_base, w_scales, n, n_inside, k0, K, W, BN, BK, DTYPE)
-            x = activation_tile(x_base, x_scales, x_row, x_inside, k0, K, X, BK, DTYPE)
+            x = plain_tile(x_base, x_row, x_inside, k0, K, BK, DTYPE)
+            if W == "plain":
+                w = plain_tile(w_base, n, n_inside, k0, K, BK, DTYPE)
+            else:
+                next_scales = scale_tile(w_scales, n, n_inside, k0 + BK, K, BK)
+                codes = weight_codes(w_base, n, n_inside, k0, K, W, BK)
+                w = weight_values(codes, scales, W, BN, BK, DTYPE)
+                scales = next_scales
             acc = tl.dot(w, tl.trans(x), acc, input_precision="ieee")
     return acc
 
@@ -152,19 +173,29 @@ def _expert_gemm(
         tl.store(out, acc.to(out_ptr.dtype.element_ty), mask=(n < N)[:, None])
 
 
-def _num_splits(outputs: int, inner: int, tile: Tile) -> int:
-    programs = triton.cdiv(outputs, tile.outputs)
-    most = triton.cdiv(inner, tile.inner * _MIN_STEPS)
+def _num_splits(outputs: int, inner: int) -> int:
+    programs = triton.cdiv(outputs, _SPLIT_OUTPUTS)
+    most = triton.cdiv(inner, _SPLIT_INNER * _MIN_STEPS)
     return max(1, min(_MIN_PROGRAMS // programs, most))
 
 
-def _tile(x: Operand, w: Operand, quantised: Tile, *, block_scaled: bool) -> tuple[Tile, bool]:
+def _tile(x: Operand, w: Operand, num_rows: int, *, block_scaled: bool) -> tuple[Tile, bool]:
     """Tile of a product, and whether codes and scales go to the tensor cores as they are."""
     if x.is_fp32 or w.is_fp32:
         return _FP32_TILE, False
     if block_scaled and "plain" not in (x.format, w.format):
-        return quantised._replace(outputs=_SCALED_OUTPUTS), True
-    return quantised, False
+        return _SCALED_TILE, True
+    if x.format != "plain":
+        raise ValueError(
+            f"activations are {x.format}; only block-scaled products take codes: round_a8 gives "
+            "the values"
+        )
+    return row_tile(num_rows), False
+
+
+def row_tile(num_rows: int) -> Tile:
+    """Smallest tile for so many rows, or the largest there is."""
+    return next((tile for tile in _BF16_TILES if num_rows <= tile.rows), _BF16_TILES[-1])
 
 
 def gemm(x: Operand, w: Operand, dtype: torch.dtype, *, block_scaled: bool = False) -> Tensor:
@@ -187,9 +218,9 @@ def gemm(x: Operand, w: Operand, dtype: torch.dtype, *, block_scaled: bool = Fal
     out = torch.empty(shape, dtype=dtype, device=x.data.device)
     if out.numel() == 0:
         return out
-    tile, scaled = _tile(x, w, _BF16_TILE, block_scaled=block_scaled)
-    splits = _num_splits(outputs * num_groups, inner, tile)
-    steps = triton.cdiv(triton.cdiv(inner, tile.inner), splits)
+    tile, scaled = _tile(x, w, num_rows, block_scaled=block_scaled)
+    splits = _num_splits(outputs * num_groups, inner)
+    steps = triton.cdiv(triton.cdiv(inner, _SPLIT_INNER), splits)
     target = out
     if splits > 1:
         target = torch.empty((splits, *shape), dtype=torch.float32, device=out.device)
@@ -200,9 +231,10 @@ def gemm(x: Operand, w: Operand, dtype: torch.dtype, *, block_scaled: bool = Fal
     )
     _gemm[grid](
         x.data, x.scales, w.data, w.scales, target, num_rows, outputs, num_groups,
-        steps * tile.inner, K=inner, W=w.format, X=x.format,
+        steps * _SPLIT_INNER, K=inner, W=w.format, X=x.format,
         DTYPE=tl.float32 if tile is _FP32_TILE else tl.bfloat16, SCALED=scaled, SPLITS=splits,
         BM=tile.rows, BN=tile.outputs, BK=tile.inner, num_warps=tile.num_warps,
+        num_stages=_STAGES,
     )  # fmt: skip
     if splits > 1:
         _add_splits[(triton.cdiv(out.numel(), 1024),)](
@@ -226,7 +258,7 @@ def expert_gemm(
     Args:
         x: data [T, K] if `gather`, else [S, K] in slot order.
         w: data [E, N, K] (plain, mxfp8) or [E, N, K / 2] (mxfp4).
-        tile_experts: [S / EXPERT_ROWS] int32 expert of each tile; -1: the tile is not used.
+        tile_experts: [tiles] int32 expert of each tile; -1: the tile is not used.
         slot_rows: [S] int32 row of each slot; -1 for padding.
         gather: read row slot_rows[s] for slot s.
         dtype: of the result.
@@ -239,13 +271,14 @@ def expert_gemm(
     out = torch.empty((num_slots, outputs), dtype=dtype, device=x.data.device)
     if out.numel() == 0:
         return out
-    tile, scaled = _tile(x, w, _EXPERT_TILE, block_scaled=block_scaled)
-    grid = (num_slots // EXPERT_ROWS, triton.cdiv(outputs, tile.outputs))
+    rows = num_slots // tile_experts.shape[0]
+    tile, scaled = _tile(x, w, rows, block_scaled=block_scaled)
+    grid = (tile_experts.shape[0], triton.cdiv(outputs, tile.outputs))
     _expert_gemm[grid](
         x.data, x.scales, w.data, w.scales, out, tile_experts, slot_rows, outputs,
         K=w.inner, GATHER=gather, W=w.format, X=x.format,
-        DTYPE=tl.float32 if tile is _FP32_TILE else tl.bfloat16, SCALED=scaled, BM=EXPERT_ROWS,
-        BN=tile.outputs, BK=tile.inner, num_warps=tile.num_warps,
+        DTYPE=tl.float32 if tile is _FP32_TILE else tl.bfloat16, SCALED=scaled, BM=rows,
+        BN=tile.outputs, BK=tile.inner, num_warps=tile.num_warps, num_stages=_STAGES,
     )  # fmt: skip
     return out
 
@@ -285,38 +318,41 @@ _TENSOR_CORES = {90: ("wgmma",), 100: ("tcgen05.mma",)}
 def _constants(
     w: str, x: str, tile: Tile, *, fp32: bool = False, scaled: bool = False
 ) -> dict[str, object]:
-    if scaled:
-        tile = tile._replace(outputs=_SCALED_OUTPUTS)
     return {
         "K": 5120, "W": w, "X": x, "DTYPE": tl.float32 if fp32 else tl.bfloat16, "SCALED": scaled,
         "BM": tile.rows, "BN": tile.outputs, "BK": tile.inner,
     }  # fmt: skip
 
 
+def _case(
+    kernel: str, signature: dict[str, str], w: str, tile: Tile, **constants: object
+) -> CompileCase:
+    return CompileCase(
+        kernel, signature, {**_constants(w, "plain", tile), **constants}, required=_TENSOR_CORES,
+        num_warps=tile.num_warps, num_stages=_STAGES,
+    )  # fmt: skip
+
+
 _EXPERT_SIGNATURE = {
     "x_ptr": "*u8", "x_scales_ptr": "*u8", "w_ptr": "*u8", "w_scales_ptr": "*u8",
     "out_ptr": "*bf16", "tile_experts_ptr": "*i32", "slot_rows_ptr": "*i32", "N": "i32",
 }  # fmt: skip
+_ROUNDED = {**_SIGNATURE, "x_ptr": "*bf16"}
 COMPILE_CASES = (
-    CompileCase(
-        "_gemm", _SIGNATURE, {**_constants("mxfp8", "mxfp8", _BF16_TILE), "SPLITS": 4},
-        required=_TENSOR_CORES,
-    ),
-    CompileCase(
-        "_gemm", {**_SIGNATURE, "x_ptr": "*bf16", "w_ptr": "*bf16"},
-        {**_constants("plain", "plain", _BF16_TILE), "SPLITS": 1}, required=_TENSOR_CORES,
-    ),
+    *(_case("_gemm", _ROUNDED, "mxfp8", tile, SPLITS=4) for tile in _BF16_TILES),
+    _case("_gemm", {**_ROUNDED, "w_ptr": "*bf16"}, "plain", _BF16_TILES[0], SPLITS=1),
+    _case("_gemm", {**_ROUNDED, "w_ptr": "*bf16"}, "plain", _BF16_TILES[-1], SPLITS=1),
     CompileCase(
         "_gemm", {**_SIGNATURE, "x_ptr": "*fp32", "w_ptr": "*fp32", "out_ptr": "*fp32"},
         {**_constants("plain", "plain", _FP32_TILE, fp32=True), "SPLITS": 1},
     ),
-    CompileCase(
-        "_expert_gemm", _EXPERT_SIGNATURE,
-        {**_constants("mxfp4", "mxfp8", _EXPERT_TILE), "GATHER": True}, required=_TENSOR_CORES,
+    *(
+        _case("_expert_gemm", {**_EXPERT_SIGNATURE, "x_ptr": "*bf16"}, "mxfp4", tile, GATHER=True)
+        for tile in _BF16_TILES
     ),
     *(
         CompileCase(
-            "_gemm", _SIGNATURE, {**_constants(w, "mxfp8", _BF16_TILE, scaled=True), "SPLITS": 1},
+            "_gemm", _SIGNATURE, {**_constants(w, "mxfp8", _SCALED_TILE, scaled=True), "SPLITS": 1},
             required=_BLOCK_SCALED,
             max_spill_bytes=16,  # on SM90, where this form is for checking only
         )
@@ -324,7 +360,10 @@ COMPILE_CASES = (
     ),
     CompileCase(
         "_expert_gemm", _EXPERT_SIGNATURE,
-        {**_constants("mxfp4", "mxfp8", _EXPERT_TILE, scaled=True), "GATHER": True},
+        {
+            **_constants("mxfp4", "mxfp8", _SCALED_TILE._replace(rows=16), scaled=True),
+            "GATHER": True,
+        },
         required=_BLOCK_SCALED,
     ),
     CompileCase(

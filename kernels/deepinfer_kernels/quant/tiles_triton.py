@@ -21,91 +21,39 @@ def plain_tile(base, row, inside, k0, WIDTH: tl.constexpr, BK: tl.constexpr, DTY
 
 
 @triton.jit
-def mxfp8_tile(
-    base,
-    scales,
-    row,
-    inside,
-    k0,
-    WIDTH: tl.constexpr,
-    ROWS: tl.constexpr,
-    BK: tl.constexpr,
-    DTYPE: tl.constexpr,
+def weight_codes(
+    base, row, inside, k0, WIDTH: tl.constexpr, FORMAT: tl.constexpr, BK: tl.constexpr
 ):
-    """[ROWS, BK] of e4m3 codes (uint8) with ue8m0 scales [.., WIDTH / 32]."""
-    group = tl.arange(0, BK // 32)
-    k = k0 + group[None, :, None] * 32 + tl.arange(0, 32)[None, None, :]
-    codes = tl.load(
-        base + row[:, None, None] * WIDTH + k,
-        mask=inside[:, None, None] & (k < WIDTH),
-        other=0,
-    )
-    column = k0 // 32 + group
-    scale = tl.load(
-        scales + row[:, None] * (WIDTH // 32) + column[None, :],
-        mask=inside[:, None] & (column < WIDTH // 32)[None, :],
-        other=0,
-    )
-    value = codes.to(tl.float8e4nv, bitcast=True).to(tl.float32) * ue8m0_value(scale)[:, :, None]
-    return tl.reshape(value.to(DTYPE), [ROWS, BK])
+    """Bytes of a quantised tile as `weight_values` takes them.
 
-
-@triton.jit
-def mxfp4_tile(
-    base, scales, row, inside, k0, WIDTH: tl.constexpr, ROWS: tl.constexpr, BK: tl.constexpr,
-    DTYPE: tl.constexpr,
-):  # fmt: skip
-    """[ROWS, BK] of packed E2M1 (uint8 [.., WIDTH / 2]) with ue8m0 scales [.., WIDTH / 32]."""
-    byte = k0 // 2 + tl.arange(0, BK // 2)
-    packed = tl.load(
-        base + row[:, None] * (WIDTH // 2) + byte[None, :],
-        mask=inside[:, None] & (byte < WIDTH // 2)[None, :],
-        other=0,
-    ).to(tl.int32)
-    column = k0 // 32 + tl.arange(0, BK // 32)
-    scale = tl.load(
-        scales + row[:, None] * (WIDTH // 32) + column[None, :],
-        mask=inside[:, None] & (column < WIDTH // 32)[None, :],
-        other=0,
-    )
-    codes = tl.reshape(tl.join(packed & 15, packed >> 4), [ROWS, BK // 32, 32])
-    value = e2m1_value(codes) * ue8m0_value(scale)[:, :, None]
-    return tl.reshape(value.to(DTYPE), [ROWS, BK])
-
-
-@triton.jit
-def operand_tile(
-    base, scales, row, inside, k0, WIDTH: tl.constexpr, FORMAT: tl.constexpr, ROWS: tl.constexpr,
-    BK: tl.constexpr, DTYPE: tl.constexpr,
-):  # fmt: skip
-    """[ROWS, BK] of an operand stored as `plain` floats, `mxfp8` or `mxfp4`."""
-    if FORMAT == "mxfp8":
-        return mxfp8_tile(base, scales, row, inside, k0, WIDTH, ROWS, BK, DTYPE)
-    elif FORMAT == "mxfp4":
-        return mxfp4_tile(base, scales, row, inside, k0, WIDTH, ROWS, BK, DTYPE)
-    else:
-        return plain_tile(base, row, inside, k0, WIDTH, BK, DTYPE)
-
-
-@triton.jit
-def activation_tile(
-    base, scales, row, inside, k0, WIDTH: tl.constexpr, FORMAT: tl.constexpr, BK: tl.constexpr,
-    DTYPE: tl.constexpr,
-):  # fmt: skip
-    """[rows, BK] of activations stored as `plain` floats or `mxfp8`.
-
-    Scales are read once per value, without a third dimension: Triton 3.6 fails on sm_100 when the
-    right operand of a product is reshaped from tiles of few rows.
+    [rows, BK / 32, 32] of `mxfp8`, [rows, BK / 2] of `mxfp4`: shapes that are dequantised where
+    they lie, in the registers of the product.
     """
-    k = k0 + tl.arange(0, BK)
-    mask = inside[:, None] & (k < WIDTH)[None, :]
-    value = tl.load(base + row[:, None] * WIDTH + k[None, :], mask=mask, other=0)
-    if FORMAT == "mxfp8":
-        at = row[:, None] * (WIDTH // 32) + (k // 32)[None, :]
-        scale = ue8m0_value(tl.load(scales + at, mask=mask, other=0))
-        return (value.to(tl.float8e4nv, bitcast=True).to(tl.float32) * scale).to(DTYPE)
+    if FORMAT == "mxfp4":
+        return code_tile(base, row, inside, k0, WIDTH, FORMAT, BK)
     else:
-        return value.to(DTYPE)
+        group = tl.arange(0, BK // 32)
+        k = k0 + group[None, :, None] * 32 + tl.arange(0, 32)[None, None, :]
+        return tl.load(
+            base + row[:, None, None] * WIDTH + k,
+            mask=inside[:, None, None] & (k < WIDTH),
+            other=0,
+        )
+
+
+@triton.jit
+def weight_values(
+    codes, scales, FORMAT: tl.constexpr, ROWS: tl.constexpr, BK: tl.constexpr, DTYPE: tl.constexpr
+):
+    """[ROWS, BK] of codes as `weight_codes` loads them and ue8m0 scales [ROWS, BK / 32] (uint8)."""
+    factor = ue8m0_value(scales)[:, :, None]
+    if FORMAT == "mxfp4":
+        packed = codes.to(tl.int32)
+        pairs = tl.reshape(tl.join(packed & 15, packed >> 4), [ROWS, BK // 32, 32])
+        value = e2m1_value(pairs) * factor
+    else:
+        value = codes.to(tl.float8e4nv, bitcast=True).to(tl.float32) * factor
+    return tl.reshape(value.to(DTYPE), [ROWS, BK])
 
 
 @triton.jit

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 from torch import Tensor
 
 from deepinfer.device.handles import ExpertBatch, ExpertWeights, LinearWeight
@@ -31,8 +33,11 @@ def moe_dispatch(x: Tensor, routing: Routing, physical: Tensor, valid: Tensor) -
 def moe_experts(batch: ExpertBatch, weights: ExpertWeights, swiglu_limit: float) -> Tensor:
     slots, packed = own_handle(batch, SlotBatch), own_handle(weights, PackedExperts)
     dtype = slots.x.dtype
+    operand = functools.partial(
+        input_operand, quantizes=packed.quantizes_input, block_scaled=packed.block_scaled
+    )
     hidden = expert_gemm(
-        input_operand(slots.x, quantizes=packed.quantizes_input),
+        operand(slots.x),
         packed.gate_up,
         slots.tile_experts,
         slots.slot_rows,
@@ -44,7 +49,7 @@ def moe_experts(batch: ExpertBatch, weights: ExpertWeights, swiglu_limit: float)
         hidden, slots.slot_rows, slots.slot_weights, swiglu_limit
     )
     return expert_gemm(
-        input_operand(activated, quantizes=packed.quantizes_input),
+        operand(activated),
         packed.down,
         slots.tile_experts,
         slots.slot_rows,

@@ -18,10 +18,15 @@ from deepinfer_kernels.quant import quantize_triton
 from deepinfer_kernels.quant.gemm_triton import Operand, gemm
 
 
-def input_operand(x: Tensor, *, quantizes: bool) -> Operand:
-    """Activations as an operand: as they are, or quantised to e4m3 groups."""
+def input_operand(x: Tensor, *, quantizes: bool, block_scaled: bool = False) -> Operand:
+    """Activations as an operand: as they are, or quantised to e4m3 groups.
+
+    Only block-scaled products take the codes; the others take the values, which bf16 holds.
+    """
     if not quantizes:
         return Operand("plain", x.contiguous(), None)
+    if not block_scaled:
+        return Operand("plain", quantize_triton.round_a8(x), None)
     codes, scales = quantize_triton.quantize_a8(x)
     return Operand("mxfp8", codes.view(torch.uint8), scales)
 
@@ -33,7 +38,7 @@ def embed(ids: Tensor, table: EmbeddingTable) -> Tensor:
 def linear(x: Tensor, weight: LinearWeight) -> Tensor:
     packed = own_handle(weight, PackedLinear)
     return gemm(
-        input_operand(x, quantizes=packed.quantizes_input),
+        input_operand(x, quantizes=packed.quantizes_input, block_scaled=packed.block_scaled),
         packed.operand,
         x.dtype,
         block_scaled=packed.block_scaled,
