@@ -23,6 +23,7 @@ _NO_ROW_MAPS = {
     "ngram_hash": "a row's hash depends on the rows before it",
     "moe_combine": "rows are tied to an opaque batch",
     "apply_controls": "penalties and bans address rows by index",
+    "verify_drafts": "rows belong to requests, which the other arguments are about",
 }
 
 

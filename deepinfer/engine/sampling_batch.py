@@ -113,8 +113,10 @@ class SamplingBatch:
         penalties = None
         if self.has_penalties:
             repetition, presence, frequency = self.reals[3:].unbind()
+            slots = self.integers[4]
+            pending = slots.new_empty((slots.shape[0], 0))
             penalties = Penalties(
-                repetition, presence, frequency, self.integers[4], output_counts, prompt_seen
+                repetition, presence, frequency, slots, output_counts, prompt_seen, pending
             )
         return LogitControls(self.allowed, self.banned, self.bias, penalties)
 

@@ -261,14 +261,16 @@ class Worker:
             num_accepted=zeros(num_rows),
             context_lens=zeros(num_rows),
             history=zeros(num_rows, history_len),
-            draft_ids=zeros(num_rows, self.max_drafts),
         )
 
     def _true_step(self, step: DeviceStep) -> DeviceStep:
         """The step with its inputs corrected by the results it goes on from."""
         if step.batch.kind is not StepKind.DECODE:
             return step  # a prompt is known to the host
-        inputs = self._correct_inputs(_inputs(step.batch), step.limits, step.remap, self._results)
+        drafts = step.remap.new_empty((step.remap.shape[0], self.max_drafts))
+        inputs = self._correct_inputs(
+            _inputs(step.batch), drafts, step.limits, step.remap, self._results
+        )
         return replace(step, batch=replace(step.batch, **inputs._asdict()))
 
     def _keep_results(self, step: DeviceStep, tokens: Tensor) -> None:

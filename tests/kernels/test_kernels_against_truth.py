@@ -17,7 +17,7 @@ from deepinfer_kernels.norm import rmsnorm_triton
 from deepinfer_kernels.quant import gemm_triton, quantize_triton
 from deepinfer_kernels.quant.gemm_triton import Operand
 from deepinfer_kernels.sampling import controls_triton, philox_triton, sample_triton
-from deepinfer_kernels.spec import admit_triton, draft_triton
+from deepinfer_kernels.spec import admit_triton, draft_triton, verify_triton
 from deepinfer_kernels.state import correct_triton, plans_triton
 
 DTYPES = [torch.float32, torch.bfloat16]
@@ -346,11 +346,14 @@ def test_inputs_are_corrected_as_by_a_loop(generator: torch.Generator, num_draft
         torch.randint(200, 299, (3, 1 + num_drafts), generator=generator),
         torch.randint(0, 1 + num_drafts, (3,), generator=generator),
         torch.tensor([40, 50, 60]), torch.randint(300, 399, (3, 2), generator=generator),
-        torch.randint(400, 499, (3, num_drafts), generator=generator),
     )  # fmt: skip
+    drafts = torch.randint(400, 499, (5, 3), generator=generator)
+    drafts[3, 2:] = -1
     limits = [61, 9, 40, 99, 999]
-    value = correct_triton.correct_inputs(host, torch.tensor(limits), torch.tensor(remap), results)
-    truth = correct_triton.correct_inputs_truth(host, limits, remap, results)
+    value = correct_triton.correct_inputs(
+        host, drafts, torch.tensor(limits), torch.tensor(remap), results
+    )
+    truth = correct_triton.correct_inputs_truth(host, drafts, limits, remap, results)
     assert value.input_ids.tolist() == truth[0] + [0] * (total + 5 - len(truth[0]))
     assert value.query_lens.tolist() == truth[1]
     assert value.context_lens.tolist() == truth[2]
@@ -402,6 +405,30 @@ def test_draft_context_keeps_final_rows_only() -> None:
     assert value.tolist() == [4 + 1, 4 + 2, -1, -1, 12 + 1, -1]
 
 
+def test_drafts_are_accepted_as_by_a_loop(generator: torch.Generator) -> None:
+    num_seqs, num_drafts, vocab = 12, 3, 700
+    rows = torch.arange(num_seqs * (1 + num_drafts))
+    target = torch.randn(len(rows), vocab, generator=generator)
+    drafter = torch.randn(num_seqs, num_drafts, vocab, generator=generator)
+    ids = torch.randint(0, vocab, (num_seqs, num_drafts), generator=generator)
+    tokens, accepted = verify_triton.verify_drafts(
+        target, temperature=torch.full(rows.shape, 0.7), seeds=rows * 31, sample_index=rows,
+        positions=rows + 9, query_starts=torch.arange(0, len(rows) + 1, 1 + num_drafts),
+        draft_ids=ids, draft_logits=drafter,
+    )  # fmt: skip
+    shares = torch.softmax(target, -1).view(num_seqs, 1 + num_drafts, vocab)
+    proposed = torch.softmax(drafter / 0.7, -1)
+    uniforms = philox_triton.uniform(rows * 31, rows, rows + 9, 2, 1).view(num_seqs, -1)
+    for seq in range(num_seqs):
+        truth = verify_triton.accepted_truth(
+            shares[seq], proposed[seq], uniforms[seq].tolist(), ids[seq].tolist()
+        )
+        assert int(accepted[seq]) == truth
+        assert tokens[seq, :truth].tolist() == ids[seq, :truth].tolist()
+        assert (tokens[seq, 1 + truth :] == -1).all()
+    assert accepted.unique().numel() > 2
+
+
 def test_probability_is_a_tempered_sigmoid(generator: torch.Generator) -> None:
     logit = torch.randn(300, generator=generator) * 8.0
     temperature = torch.rand(300, generator=generator) + 0.5
@@ -435,11 +462,13 @@ def test_penalties(generator: torch.Generator) -> None:
     logits = torch.randn(1, 50, generator=generator) * 4.0
     counts = torch.randint(0, 3, (2, 50), generator=generator).int()
     seen = torch.rand(2, 50, generator=generator) < 0.3
-    truth = controls_triton.penalise_truth(logits[0], 1.3, 0.5, 0.25, counts[1], seen[1])
+    pending = torch.tensor([[7, -1, 7, 30]])
+    counted = counts[1] + torch.bincount(pending[pending >= 0], minlength=50)
+    truth = controls_triton.penalise_truth(logits[0], 1.3, 0.5, 0.25, counted, seen[1])
     controls_triton.penalise(
         logits, repetition=torch.tensor([1.3]), presence=torch.tensor([0.5]),
         frequency=torch.tensor([0.25]), slots=torch.tensor([1]), output_counts=counts,
-        prompt_seen=seen,
+        prompt_seen=seen, pending=pending,
     )  # fmt: skip
     close(logits[0], truth)
 

@@ -37,7 +37,7 @@ from deepinfer.device.ops import (
 from deepinfer.device.ops.mhc import MhcBoundary, MhcMix
 from deepinfer.device.ops.moe import Routing
 from deepinfer.device.ops.sampling import LogitControls, Logprobs, SampleParams
-from deepinfer.device.ops.spec import DraftPlan
+from deepinfer.device.ops.spec import DraftPlan, Verified
 from deepinfer.device.ops.state import NEWCOMER, StepResults
 from deepinfer.device.runtime import StepKind
 from deepinfer_conformance.bench import Bench
@@ -202,6 +202,24 @@ def _no_min_p(params: SampleParams) -> SampleParams:
     return params._replace(min_p=torch.zeros_like(params.min_p))
 
 
+def _nothing_pending(controls: LogitControls) -> LogitControls:
+    penalties = controls.penalties
+    if penalties is None:
+        return controls
+    none = torch.full_like(penalties.pending, -1)
+    return controls._replace(penalties=penalties._replace(pending=none))
+
+
+def _cooled(logits: Tensor | None) -> Tensor | None:
+    """As if the drafter had drawn at another temperature than the request's."""
+    return None if logits is None else logits * 1.2
+
+
+def _one_more_accepted(found: Verified) -> Verified:
+    width = found.token_ids.shape[1]
+    return found._replace(num_accepted=(found.num_accepted + 1).clamp_max(width - 1))
+
+
 def _bias_twice(controls: LogitControls) -> LogitControls:
     bias = controls.bias
     return (
@@ -285,16 +303,23 @@ MUTANTS: tuple[Mutant, ...] = (
     _with(sampling.philox_uniform, "index-ignored", sample_index=torch.zeros_like),
     _with(sampling.apply_controls, "bias-twice", controls=_bias_twice),
     _with(sampling.apply_controls, "bans-ignored", controls=lambda c: c._replace(banned=None)),
+    _with(sampling.apply_controls, "pending-ignored", controls=_nothing_pending),
     _with(sampling.count_tokens, "slot-aliased", slots=_shift_slots),
     _after(sampling.token_logprobs, "rank-from-zero", _rank_from_zero),
     _after(sampling.finite_rows, "inverted", torch.logical_not),
     _with(state.correct_inputs, "remap-skipped", remap=lambda r: torch.full_like(r, NEWCOMER)),
     _with(state.correct_inputs, "accepted-ignored", results=_none_accepted),
     _with(state.correct_inputs, "limits-ignored", limits=lambda x: x + 100),
+    _with(state.correct_inputs, "absent-drafts-fed", draft_ids=lambda d: d.clamp_min(0)),
     _with(state.next_inputs, "accepted-ignored", num_accepted=torch.zeros_like),
     _with(state.next_inputs, "as-prefill", kind=lambda kind: StepKind.PREFILL),
     _with(spec.draft_context, "rejected-written", num_accepted=lambda n: n + 1),
     _with(spec.draft_context, "ring-too-large", ring=lambda ring: ring + 1),
+    _with(spec.verify_drafts, "drafter-ignored", draft_logits=lambda logits: None),
+    _with(spec.verify_drafts, "next-position", params=_next_position),
+    _with(spec.verify_drafts, "absent-drafts-verified", draft_ids=lambda d: d.clamp_min(0)),
+    _with(spec.verify_drafts, "another-temperature-in-the-drafter", draft_logits=_cooled),
+    _after(spec.verify_drafts, "one-too-many", _one_more_accepted),
     _with(spec.draft_plan, "anchor-off-by-one", anchor_positions=lambda p: (p - 1).clamp_min(0)),
     _with(spec.draft_plan, "floors-ignored", floors=torch.zeros_like),
     _after(spec.draft_plan, "causal-in-the-block", _last_key_hidden),

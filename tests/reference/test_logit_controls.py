@@ -16,7 +16,12 @@ INF = math.inf
 
 
 def _penalties(
-    repetition: float = 1.0, presence: float = 0.0, frequency: float = 0.0, *, slot: int = 0
+    repetition: float = 1.0,
+    presence: float = 0.0,
+    frequency: float = 0.0,
+    *,
+    slot: int = 0,
+    pending: tuple[int, ...] = (),
 ) -> Penalties:
     """One row; token 0 was in the prompt, token 1 output twice, token 2 both, once."""
     return Penalties(
@@ -26,6 +31,7 @@ def _penalties(
         slots=torch.tensor([slot]),
         output_counts=torch.tensor([[0, 2, 1, 0]], dtype=torch.int32),
         prompt_seen=torch.tensor([[True, False, True, False]]),
+        pending=torch.tensor([pending], dtype=torch.int64),
     )
 
 
@@ -64,6 +70,11 @@ def test_bias_does_not_bring_a_removed_token_back() -> None:
 def test_repetition_covers_prompt_and_output_and_respects_the_sign() -> None:
     penalties = _penalties(repetition=2.0)
     assert _controlled([4.0, -4.0, 1.0, 3.0], penalties=penalties) == [2.0, -8.0, 0.5, 3.0]
+
+
+def test_drafts_before_a_row_count_as_output() -> None:
+    penalties = _penalties(frequency=1.0, presence=0.5, pending=(3, 1, 3, -1))
+    assert _controlled([0.0, 0.0, 0.0, 0.0], penalties=penalties) == [0.0, -3.5, -1.5, -2.5]
 
 
 def test_presence_covers_the_output_once() -> None:
@@ -105,6 +116,7 @@ def _random_controls(generator: torch.Generator) -> tuple[Tensor, LogitControls]
             slots=torch.tensor([2, -1, 0, 2, 1]),
             output_counts=(uniform(3, 11) * 4).int(),
             prompt_seen=uniform(3, 11) < 0.3,
+            pending=(uniform(5, 4) * 6).long() - 1,
         ),
     )
     return torch.randn(5, 11, generator=generator) * 3, controls

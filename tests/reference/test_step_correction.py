@@ -33,8 +33,8 @@ def test_zo_5_published_example(accepted: int) -> None:
         num_accepted,
         after.context_lens,
         after.history,
-        torch.tensor([[91, 92, 93]]),
     )
+    drafts = torch.tensor([[91, 92, 93]])
     # The second one was built when the host knew 1,000 positions and bounds for the rest.
     host = StepInputs(
         torch.zeros(1 + MAX_DRAFTS, dtype=torch.int64),
@@ -43,7 +43,7 @@ def test_zo_5_published_example(accepted: int) -> None:
         torch.full((1, 3), -1),
     )
     limits, remap = torch.tensor([5000]), torch.tensor([0])
-    true = ops[state.correct_inputs](host, limits, remap, results)
+    true = ops[state.correct_inputs](host, drafts, limits, remap, results)
 
     context = CACHED + 1 + accepted
     assert true.context_lens.tolist() == [context]

@@ -71,6 +71,7 @@ def _penalised(value: float, *, row: int, token: int, penalties: Penalties) -> f
     if slot < 0:
         return value
     count = int(penalties.output_counts[slot, token])
+    count += penalties.pending[row].tolist().count(token)
     if count > 0 or bool(penalties.prompt_seen[slot, token]):
         repetition = float(penalties.repetition[row])
         value = value / repetition if value > 0 else value * repetition

@@ -44,21 +44,20 @@ def row_layout(query_lens: Tensor, context_lens: Tensor, num_rows: int) -> RowLa
 
 
 def correct_inputs(
-    host: StepInputs, limits: Tensor, remap: Tensor, results: StepResults
+    host: StepInputs, draft_ids: Tensor, limits: Tensor, remap: Tensor, results: StepResults
 ) -> StepInputs:
     """Request by request: what it goes on from, then its tokens."""
     tokens, query_lens, context_lens, history = [], [], [], []
-    first = 0
     for seq, (length, q) in enumerate(zip(host.query_lens.tolist(), remap.tolist(), strict=True)):
-        fed = host.input_ids.tolist()[first : first + length]
+        fed = host.input_ids.tolist()[seq : seq + 1]
         context, before = int(host.context_lens[seq]), host.history[seq].tolist()
-        first += length
         if q >= 0:
-            newest = results.token_ids[q].tolist()[int(results.num_accepted[q])]
-            fed = [newest, *results.draft_ids[q].tolist()]
+            fed = [results.token_ids[q].tolist()[int(results.num_accepted[q])]]
             context, before = int(results.context_lens[q]), results.history[q].tolist()
-        length = max(0, min(length, int(limits[seq]) - context))
-        tokens += fed[:length]
+        drafts = draft_ids[seq].tolist()
+        drafts = drafts[: drafts.index(-1)] if -1 in drafts else drafts
+        length = max(0, min(length, 1 + len(drafts), int(limits[seq]) - context))
+        tokens += [*fed, *drafts][:length]
         query_lens.append(length)
         context_lens.append(context)
         history.append(before)

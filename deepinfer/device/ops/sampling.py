@@ -74,6 +74,8 @@ class Penalties(NamedTuple):
         slots: [N] int64 persistent slot of the row's sequence; -1: no penalties for the row.
         output_counts: [S, V] int32 times each token was output so far.
         prompt_seen: [S, V] bool, the token stands in the prompt.
+        pending: [N, P] int64 tokens before the row that output_counts does not have yet, such as
+            the drafts before it in the same step; each counts as output once; -1 none.
     """
 
     repetition: Tensor
@@ -82,6 +84,7 @@ class Penalties(NamedTuple):
     slots: Tensor
     output_counts: Tensor
     prompt_seen: Tensor
+    pending: Tensor
 
 
 class LogitControls(NamedTuple):

@@ -11,10 +11,11 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from deepinfer.device.comparison import Close, Exact
+from deepinfer.device.comparison import Close, Distribution, Exact
 from deepinfer.device.handles import EmbeddingTable, LinearWeight
 from deepinfer.device.op import OpTable, op
 from deepinfer.device.ops.quant import embed, linear_f32
+from deepinfer.device.ops.sampling import SampleParams, SampleWork
 from deepinfer.device.ops.state import RowLayout
 
 SURVIVAL_FLOOR = 2.0**-20
@@ -40,6 +41,63 @@ def draft_context(rows: RowLayout, num_accepted: Tensor, seq_slots: Tensor, *, r
         [T] int64 cache rows; -1 skips.
 
     Source: context KV injection of DSpark.
+    """
+    raise NotImplementedError
+
+
+class Verified(NamedTuple):
+    """What a verification leaves of the drafts.
+
+    Attributes:
+        token_ids: [R, 1 + D] int64 accepted drafts, the token after them, then -1.
+        num_accepted: [R] int64 in [0, D].
+    """
+
+    token_ids: Tensor
+    num_accepted: Tensor
+
+
+@op(family="spec", compare={"token_ids": Distribution(), "num_accepted": Exact()})
+def verify_drafts(
+    logits: Tensor,
+    params: SampleParams,
+    work: SampleWork,
+    query_starts: Tensor,
+    draft_ids: Tensor,
+    draft_logits: Tensor | None,
+) -> Verified:
+    """Accept drafts as far as the target's distribution allows, and draw the token after them.
+
+    Rows query_starts[r] .. query_starts[r + 1] - 1 belong to request r: that of its anchor, then
+    those of the drafts it verifies, which are draft_ids[r] from the first on. The token that row
+    j decides has the distribution p_j, the softmax of `filter_logits` of that row. Draft x after
+    row j was drawn from q_j, the softmax of draft_logits[r, j] / temperature over all tokens; it
+    is certain (q_j = 1 at x) where `draft_logits` is None and in rows of temperature 0.
+    1. A draft is accepted if those before it are and u * q_j(x) < p_j(x), with u the number that
+       `philox_uniform` has for the row and purpose ACCEPT. At temperature 0 this says that x is
+       the most likely token.
+    2. At the first draft that is not accepted, the token is drawn from max(p_j - q_j, 0),
+       normalised, with purpose RESIDUAL; where that is 0 everywhere, from p_j.
+    3. Where no draft is left, or the draft is -1, the token is drawn from p_j: with purpose
+       BONUS after an accepted draft, else as a plain one with purpose SAMPLE.
+    Tokens are drawn by the Gumbel-max rule of `sample_tokens`.
+
+    Args:
+        logits: [N, V] fp32, as `apply_controls` returns them; rows of no request mean nothing.
+        params: [N] each; the position is that of the token which the row decides.
+        work: host bound of the rows; what lies above it must be off in every row.
+        query_starts: [R + 1] int64 prefix sums of the query lengths, of at most 1 + D each.
+        draft_ids: [R, D] int64; -1 and what follows are no drafts.
+        draft_logits: [R, D, V] fp32 that the drafts were drawn from; None: they are certain.
+
+    Returns:
+        Accepted drafts and the token after them; of a request without rows nothing but -1.
+
+    Contract: the tokens are distributed as if each were drawn from its row alone, whatever
+    proposed the drafts. p and q are computed in fp32 or wider. Requests are independent; zero
+    rows allowed. A row that `finite_rows` refuses decides nothing that means anything, and ends
+    nothing before it.
+    Source: acceptance of DSpark (rejection sampling).
     """
     raise NotImplementedError
 

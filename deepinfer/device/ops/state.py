@@ -38,41 +38,45 @@ class StepResults(NamedTuple):
     """Results that the host may not have seen yet, a row for each sequence that sampled.
 
     Attributes:
-        token_ids: [Q, 1 + D] int64 accepted drafts, the token after them, then anything.
-        num_accepted: [Q] int64 in [0, D].
+        token_ids: [Q, 1 + W] int64 accepted drafts, the token after them, then anything.
+        num_accepted: [Q] int64 in [0, W].
         context_lens: [Q] int64 context of the sequence's next step.
         history: [Q, H] int64 history of its next step.
-        draft_ids: [Q, D] int64 drafts to verify in its next step.
     """
 
     token_ids: Tensor
     num_accepted: Tensor
     context_lens: Tensor
     history: Tensor
-    draft_ids: Tensor
 
 
 @op(family="state", compare=Exact())
 def correct_inputs(
-    host: StepInputs, limits: Tensor, remap: Tensor, results: StepResults
+    host: StepInputs, draft_ids: Tensor, limits: Tensor, remap: Tensor, results: StepResults
 ) -> StepInputs:
-    """The true inputs of a step that the host built before it knew the results it goes on from.
+    """The true inputs of a decode step that the host built before it knew what it goes on from.
 
     For request r with q = remap[r]:
-    1. a newcomer keeps its context, history and tokens; any other takes context and history
-       from row q, and its tokens are token_ids[q, num_accepted[q]], then draft_ids[q];
-    2. query_lens[r] = host.query_lens[r] limited to limits[r] - context, at least 0;
-    3. the tokens of all requests, each cut to its query length, are laid out anew.
+    1. a newcomer keeps its context, history and first token, input_ids[r] of the host; any other
+       takes context and history from row q, and its first token is
+       token_ids[q, num_accepted[q]];
+    2. its further tokens are draft_ids[r] up to the first -1;
+    3. query_lens[r] is host.query_lens[r], but at most limits[r] - context and the tokens that
+       there are, and at least 0;
+    4. the tokens of all requests, each cut to its query length, are laid out one after another.
 
     Args:
-        host: exact for newcomers; of the others only query_lens (at most 1 + D) counts.
+        host: query_lens are bounds, with a sum of at most T after step 3; the first tokens stand
+            at the first R places (T >= R unless nobody is new). Context and history count for
+            newcomers only.
+        draft_ids: [R, D] int64 drafts of each request, in order; -1 and what follows: none.
         limits: [R] int64 positions that may be computed at all.
         remap: [R] int64 row of `results`, or NEWCOMER.
         results: Q >= 1 rows.
 
     Contract: everything that depends on lengths (rows, RoPE positions, cache slots, visible
     entries) is derived from the result by `row_layout` and the plans, never from the host's
-    numbers. R >= 1; T may be 0.
+    numbers. The bounds may themselves come from the device. R >= 1; T may be 0.
     Source: ZO-5, ZO-6.
     """
     raise NotImplementedError

@@ -114,7 +114,11 @@ def _bias(generator: torch.Generator) -> SparseBias:
 
 
 def _penalties(
-    generator: torch.Generator, *, repetition: bool = True, counted: bool = True
+    generator: torch.Generator,
+    *,
+    repetition: bool = True,
+    counted: bool = True,
+    num_pending: int = 0,
 ) -> Penalties:
     ones = torch.ones(_NUM_ROWS)
     return Penalties(
@@ -124,6 +128,8 @@ def _penalties(
         slots=torch.tensor([_NUM_SLOTS - 1, 0, -1, 2, 0]),
         output_counts=(integers(generator, 6, _NUM_SLOTS, _VOCAB) - 3).clamp_min(0).int(),
         prompt_seen=integers(generator, 3, _NUM_SLOTS, _VOCAB) == 0,
+        # Few different tokens, so that one is pending twice; -1 is none.
+        pending=integers(generator, 4, _NUM_ROWS, num_pending) - 1,
     )
 
 
@@ -158,6 +164,7 @@ declare(
         "bias": _controlled(lambda g: LogitControls(bias=_bias(g))),
         "repetition": _controlled(lambda g: LogitControls(penalties=_penalties(g, counted=False))),
         "counted": _controlled(lambda g: LogitControls(penalties=_penalties(g, repetition=False))),
+        "pending": _controlled(lambda g: LogitControls(penalties=_penalties(g, num_pending=5))),
         "strided": _controlled_strided,
         "zero_rows": _controlled_nothing,
     },

@@ -12,6 +12,7 @@ from deepinfer.device.errors import ContractError
 from deepinfer.device.numerics import Numerics
 from deepinfer.device.op import OpSpec
 from deepinfer.device.ops import spec
+from deepinfer.device.ops.sampling import SampleParams, SampleWork
 from deepinfer.device.samples import draws
 from deepinfer.device.samples.canonical import (
     CanonicalEmbedding,
@@ -66,6 +67,102 @@ declare(
         "chunk-cut-short": _context(Step((9, 8), (2, 0), 17), (8, 7)),
         "large-positions": _context(Step((2, 1), (1_000_000, 262_143), 3), (1, 1)),
     },
+)
+
+_DRAFTS, _TARGET_VOCAB = 4, 19
+
+
+def _verify(
+    query: tuple[int, ...] = (5, 3, 1, 5),
+    *,
+    temperature: tuple[float, ...] = (0.0, 0.9, 1.3),
+    work: SampleWork = SampleWork.SORTED,
+    drafted: tuple[int, ...] | None = None,
+    num_rows: int | None = None,
+    one_hot: bool = False,
+    noise: float = 0.7,
+    edit: Edit = torch.clone,
+    edit_drafts: Edit = torch.clone,
+) -> Builder:
+    """Requests that verify query - 1 drafts each; a drafter's logits are the target's and noise.
+
+    Args:
+        query: rows of each request.
+        temperature: of the requests, over and over.
+        work: what the rows need; nothing is cut below SORTED.
+        drafted: drafts of each request before the first -1; None: all.
+        num_rows: capacity in rows; None: no padding.
+        one_hot: the drafts are certain, and there are no logits of theirs.
+        noise: how far the drafter is from the target; 0: it is the target.
+        edit: of the logits.
+        edit_drafts: of the draft logits.
+    """
+
+    def build(generator: torch.Generator, numerics: Numerics) -> Arguments:
+        num_seqs, count = len(query), num_rows or sum(query)
+        starts = torch.nn.functional.pad(_index(query).cumsum(0), (1, 0))
+        owner = torch.arange(num_seqs).repeat_interleave(_index(query))
+        owner = torch.nn.functional.pad(owner, (0, count - len(owner)))
+        logits = 2.0 * draws.normal(generator, count, _TARGET_VOCAB)
+        rows = (starts[:-1, None] + torch.arange(_DRAFTS)).clamp_max(max(0, count - 1))
+        shape = (num_seqs, _DRAFTS, _TARGET_VOCAB)
+        proposed = logits[rows] if count else torch.zeros(shape)
+        proposed = proposed + noise * draws.normal(generator, *shape)
+        heat = torch.tensor([temperature[seq % len(temperature)] for seq in range(num_seqs)])
+        # What a greedy or a sampling drafter would give.
+        scale = torch.where(heat > 0, heat, 1e-3).view(-1, 1, 1)
+        gumbel = -torch.log(-torch.log(torch.rand(shape, generator=generator)))
+        draft_ids = (proposed / scale + (0.0 if one_hot else 1.0) * gumbel).argmax(-1)
+        for seq, have in enumerate(drafted or ()):
+            draft_ids[seq, have:] = -1
+        row = torch.arange(count)
+        cuts = work is SampleWork.SORTED
+        params = SampleParams(
+            temperature=heat[owner],
+            top_k=torch.tensor([0, 9])[row % 2] if cuts else torch.zeros_like(row),
+            top_p=torch.tensor([1.0, 0.9, 1.0])[row % 3] if cuts else torch.ones(count),
+            min_p=torch.tensor([0.0, 0.0, 0.0, 0.05])[row % 4],
+            seeds=draws.integers(generator, 2**62, num_seqs)[owner],
+            sample_index=owner % 2,
+            positions=7 + row,
+        )
+        return {
+            "logits": edit(logits),
+            "params": params,
+            "work": work,
+            "query_starts": starts,
+            "draft_ids": draft_ids,
+            "draft_logits": None if one_hot else edit_drafts(proposed),
+        }
+
+    return build
+
+
+declare(
+    spec.verify_drafts,
+    {
+        "control": _verify(),
+        "n=0": _verify((0, 0)),
+        "n=1": _verify((1,)),
+        "greedy": _verify(temperature=(0.0,), work=SampleWork.GREEDY, one_hot=True, noise=0.3),
+        "greedy-rejected": _verify(temperature=(0.0,), work=SampleWork.GREEDY, one_hot=True),
+        "greedy-among-sampling": _verify((5,) * 6, work=SampleWork.RANDOM),
+        "random": _verify((5,) * 8, temperature=(1.0, 0.7), work=SampleWork.RANDOM),
+        "drafter-is-target": _verify((5,) * 4, temperature=(1.0,), work=SampleWork.RANDOM, noise=0),
+        "drafter-far-off": _verify((5,) * 4, temperature=(1.0,), noise=9.0),
+        "one-hot": _verify((5,) * 6, temperature=(1.0, 0.6), one_hot=True),
+        "one-hot-far-off": _verify((5,) * 4, temperature=(1.0,), one_hot=True, noise=9.0),
+        "ragged": _verify((2, 5, 0, 1, 4)),
+        "few-drafts": _verify((5, 5, 3, 5), drafted=(4, 2, 0, 1)),
+        "padding-rows": _verify((4, 1, 5), num_rows=17),
+        "low-temperature": _verify((5,) * 3, temperature=(1e-4,), work=SampleWork.RANDOM),
+        "strided": _verify(edit=draws.strided, edit_drafts=draws.strided),
+    },
+)
+declare_sample(
+    spec.verify_drafts,
+    # The last row, a bonus row, holds NaN; its request still accepts what comes before.
+    Sample("nan-row", _verify(edit=draws.with_nan_row), loose_rows={"token_ids": (3,)}),
 )
 
 _WINDOW, _BLOCK = 4, 3

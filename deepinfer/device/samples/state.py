@@ -187,7 +187,8 @@ _NO_LIMIT = 1 << 40
 class _Follow:
     """A step built on the host, and the results it goes on from.
 
-    `accepted` has one entry for each result row; `remap` names them.
+    `accepted` has one entry for each result row; `remap` names them. `drafted` is how many drafts
+    each request has; None: `max_drafts` of each.
     """
 
     query: tuple[int, ...]
@@ -198,6 +199,7 @@ class _Follow:
     max_drafts: int = 0
     limits: tuple[int, ...] | None = None
     num_rows: int | None = None
+    drafted: tuple[int, ...] | None = None
 
 
 def _inputs(step: _Follow, generator: torch.Generator) -> StepInputs:
@@ -224,14 +226,19 @@ def _follow(step: _Follow, *, strided: bool = False) -> Builder:
             _index(step.accepted),
             _index(step.reached),
             draws.integers(generator, _VOCABULARY, num_results, _HISTORY),
-            draws.integers(generator, _VOCABULARY, num_results, step.max_drafts),
         )
+        num_seqs = len(step.query)
+        draft_ids = draws.integers(generator, _VOCABULARY, num_seqs, step.max_drafts)
+        for seq, count in enumerate(step.drafted or ()):
+            draft_ids[seq, count : count + 1] = -1  # what follows is no draft either
         if strided:
             host = StepInputs(*map(draws.strided, host))
             results = StepResults(*map(draws.strided, results))
+            draft_ids = draws.strided(draft_ids)
         limits = step.limits or (_NO_LIMIT,) * len(step.query)
         return {
             "host": host,
+            "draft_ids": draft_ids,
             "limits": _index(limits),
             "remap": _index(step.remap),
             "results": results,
@@ -254,7 +261,9 @@ declare(
         "padding-rows": _follow(replace(_MIXED, num_rows=20)),
         "limit-cuts-drafts": _follow(replace(_MIXED, limits=(49, 4, 16, 9))),
         "limit-reached": _follow(replace(_MIXED, limits=(47, 3, 15, 0))),
-        "all-newcomers": _follow(_Follow((3, 1), (0, 12), (_N, _N))),
+        "all-newcomers": _follow(_Follow((3, 1), (0, 12), (_N, _N), max_drafts=2)),
+        "few-drafts": _follow(replace(_MIXED, drafted=(2, 0, 5, 1))),
+        "no-drafts": _follow(replace(_MIXED, drafted=(0, 0, 0, 0))),
         "n=0": _follow(_Follow((0, 0), (4, 0), (_N, 0))),
         "n=1": _follow(_Follow((1,), (5,), (0,), reached=(5,))),
         "one-follows-two-steps-back": _follow(

@@ -42,7 +42,7 @@ def _add_bias(logits_ptr, rows_ptr, ids_ptr, values_ptr, count, vocab, BLOCK: tl
 @triton.jit
 def _penalise(
     logits_ptr, repetition_ptr, presence_ptr, frequency_ptr, slots_ptr, counts_ptr, seen_ptr,
-    vocab, COLUMNS: tl.constexpr,
+    pending_ptr, num_pending, vocab, COLUMNS: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
     slot = tl.load(slots_ptr + row)
@@ -51,6 +51,9 @@ def _penalise(
         inside = column < vocab
         logits = tl.load(logits_ptr + row * vocab + column, mask=inside, other=0.0)
         count = tl.load(counts_ptr + slot * vocab + column, mask=inside, other=0)
+        for place in range(num_pending):
+            token = tl.load(pending_ptr + row * num_pending + place)
+            count += (column == token).to(tl.int32)
         in_prompt = tl.load(seen_ptr + slot * vocab + column, mask=inside, other=0) != 0
         was_output = count > 0
         repetition = tl.load(repetition_ptr + row)
@@ -106,6 +109,7 @@ def penalise(
     slots: Tensor,
     output_counts: Tensor,
     prompt_seen: Tensor,
+    pending: Tensor,
 ) -> None:
     """Repetition, then frequency and presence penalties; changes logits [N, V] in place.
 
@@ -117,12 +121,14 @@ def penalise(
         slots: [N] int64 row of the counts; -1: no penalties.
         output_counts: [S, V] int32.
         prompt_seen: [S, V] bool.
+        pending: [N, P] int64 tokens that count as output too; -1 none.
     """
     if logits.numel():
         columns = min(_COLUMNS, triton.next_power_of_2(logits.shape[1]))
         _penalise[(logits.shape[0], triton.cdiv(logits.shape[1], columns))](
             logits, repetition.contiguous(), presence.contiguous(), frequency.contiguous(),
-            slots.contiguous(), output_counts, prompt_seen, logits.shape[1], COLUMNS=columns,
+            slots.contiguous(), output_counts, prompt_seen, pending.contiguous(), pending.shape[1],
+            logits.shape[1], COLUMNS=columns,
         )  # fmt: skip
 
 
@@ -161,7 +167,7 @@ COMPILE_CASES = (
         {
             "logits_ptr": "*fp32", "repetition_ptr": "*fp32", "presence_ptr": "*fp32",
             "frequency_ptr": "*fp32", "slots_ptr": "*i64", "counts_ptr": "*i32",
-            "seen_ptr": "*i1", "vocab": "i32",
+            "seen_ptr": "*i1", "pending_ptr": "*i64", "num_pending": "i32", "vocab": "i32",
         },
         {"COLUMNS": _COLUMNS},
     ),

@@ -38,7 +38,7 @@ def _best(logits_ptr, vocab, COLUMNS: tl.constexpr):
 
 
 @triton.jit
-def _gumbel(u):
+def gumbel(u):
     """-log(-log1p(-u)) for u in (0, 1)."""
     # log1p by its series below 1/16, where 1 - u would lose the digits of u.
     series = u * (
@@ -145,7 +145,7 @@ def _draw(
     for start in range(0, vocab, COLUMNS):
         column = start + offset
         z = tl.load(base + column, mask=column < vocab, other=float("-inf"))
-        noise = _gumbel(philox_uniform(seed, sample, position, purpose, column))
+        noise = gumbel(philox_uniform(seed, sample, position, purpose, column))
         noisy = z + tl.where(is_greedy, 0.0, noise)
         better = noisy > value
         value = tl.where(better, noisy, value)

@@ -6,6 +6,7 @@ finds the prefix sums of the corrected lengths itself.
 
 from __future__ import annotations
 
+import itertools
 from typing import NamedTuple
 
 import torch
@@ -28,21 +29,20 @@ class Inputs(NamedTuple):
 
 
 class Results(NamedTuple):
-    """Tokens [Q, 1 + D], accepted drafts [Q], next context [Q], history [Q, H], drafts [Q, D]."""
+    """Tokens [Q, 1 + W], accepted drafts [Q], next context [Q], history [Q, H]; int64."""
 
     token_ids: Tensor
     num_accepted: Tensor
     context_lens: Tensor
     history: Tensor
-    draft_ids: Tensor
 
 
 @triton.jit(do_not_specialize=["num_rows", "num_seqs"])
 def _correct(
-    ids_ptr, query_lens_ptr, context_lens_ptr, history_ptr, limits_ptr, remap_ptr, tokens_ptr,
-    accepted_ptr, next_context_ptr, next_history_ptr, drafts_ptr, out_ids_ptr, out_query_ptr,
-    out_context_ptr, out_history_ptr, num_rows, num_seqs, num_drafts, history_len,
-    ROWS: tl.constexpr, SEQS: tl.constexpr, HISTORY: tl.constexpr,
+    ids_ptr, query_lens_ptr, context_lens_ptr, history_ptr, drafts_ptr, limits_ptr, remap_ptr,
+    tokens_ptr, accepted_ptr, next_context_ptr, next_history_ptr, out_ids_ptr, out_query_ptr,
+    out_context_ptr, out_history_ptr, num_rows, num_seqs, num_drafts, width, history_len,
+    ROWS: tl.constexpr, SEQS: tl.constexpr, DRAFTS: tl.constexpr, HISTORY: tl.constexpr,
 ):  # fmt: skip
     seq = tl.arange(0, SEQS)
     there = seq < num_seqs
@@ -52,9 +52,15 @@ def _correct(
     context = tl.load(context_lens_ptr + seq, mask=there & (remap < 0), other=0)
     context += tl.load(next_context_ptr + remap, mask=follows, other=0)
     room = tl.load(limits_ptr + seq, mask=there, other=0) - context
-    lens = tl.minimum(planned, tl.maximum(room, 0))
+    place = tl.arange(0, DRAFTS)[None, :]
+    drafts = tl.load(
+        drafts_ptr + seq[:, None] * num_drafts + place,
+        mask=there[:, None] & (place < num_drafts),
+        other=-1,
+    )
+    num_tokens = 1 + tl.min(tl.where(drafts < 0, place, num_drafts), axis=1)
+    lens = tl.minimum(tl.minimum(planned, num_tokens), tl.maximum(room, 0))
     ends = tl.cumsum(lens, axis=0)
-    planned_starts = tl.cumsum(planned, axis=0) - planned
     if tl.program_id(0) == 0:
         tl.store(out_query_ptr + seq, lens, mask=there)
         tl.store(out_context_ptr + seq, context, mask=there)
@@ -80,15 +86,13 @@ def _correct(
     mine = seq[None, :] == owner[:, None]
     offset = row - tl.sum(tl.where(mine, (ends - lens)[None, :], 0), axis=1)
     source = tl.sum(tl.where(mine, remap[None, :], 0), axis=1)
-    host_row = tl.sum(tl.where(mine, planned_starts[None, :], 0), axis=1) + offset
-    host = tl.load(ids_ptr + host_row, mask=valid & (source < 0), other=0)
-    goes_on = valid & (source >= 0)
-    newest = goes_on & (offset == 0)
+    # A newcomer's first token stands at the place of its request.
+    host = tl.load(ids_ptr + owner, mask=valid & (offset == 0) & (source < 0), other=0)
+    newest = valid & (offset == 0) & (source >= 0)
     taken = tl.load(accepted_ptr + source, mask=newest, other=0)
-    token = tl.load(tokens_ptr + source * (num_drafts + 1) + taken, mask=newest, other=0)
-    draft = tl.minimum(offset, num_drafts) - 1
-    is_draft = goes_on & (offset > 0) & (num_drafts > 0)
-    drafted = tl.load(drafts_ptr + source * num_drafts + draft, mask=is_draft, other=0)
+    token = tl.load(tokens_ptr + source * width + taken, mask=newest, other=0)
+    is_draft = valid & (offset > 0)
+    drafted = tl.load(drafts_ptr + owner * num_drafts + offset - 1, mask=is_draft, other=0)
     tl.store(out_ids_ptr + row, host + token + drafted, mask=inside)
 
 
@@ -121,11 +125,15 @@ def _next(
     tl.store(out_context_ptr + at, tl.load(context_lens_ptr + seq) + kept)
 
 
-def correct_inputs(host: Inputs, limits: Tensor, remap: Tensor, results: Results) -> Inputs:
-    """The true inputs of a step that was built before the results it goes on from were known.
+def correct_inputs(
+    host: Inputs, draft_ids: Tensor, limits: Tensor, remap: Tensor, results: Results
+) -> Inputs:
+    """The true inputs of a decode step that was built before what it goes on from was known.
 
     Args:
-        host: planned inputs; of requests that follow a result only the query length counts.
+        host: planned inputs; of requests that follow a result only the query length counts, and
+            a newcomer's first token stands at the place of its request.
+        draft_ids: [R, D] int64 drafts of each request; -1 and what follows: none.
         limits: [R] int64 positions that may be computed at all.
         remap: [R] int64 row of `results` that a request goes on from; -1: the host's numbers.
         results: Q rows.
@@ -137,11 +145,12 @@ def correct_inputs(host: Inputs, limits: Tensor, remap: Tensor, results: Results
     results = Results(*(tensor.contiguous() for tensor in results))
     out = Inputs(*(torch.empty_like(tensor) for tensor in host))
     num_rows, num_seqs = host.input_ids.shape[0], host.query_lens.shape[0]
-    history_len = host.history.shape[1]
+    num_drafts, history_len = draft_ids.shape[1], host.history.shape[1]
     _correct[(max(1, triton.cdiv(num_rows, _ROWS)),)](
-        *host, limits.contiguous(), remap.contiguous(), *results, *out, num_rows, num_seqs,
-        results.draft_ids.shape[1], history_len, ROWS=_ROWS,
-        SEQS=triton.next_power_of_2(num_seqs), HISTORY=triton.next_power_of_2(history_len),
+        *host, draft_ids.contiguous(), limits.contiguous(), remap.contiguous(), *results, *out,
+        num_rows, num_seqs, num_drafts, results.token_ids.shape[1], history_len, ROWS=_ROWS,
+        SEQS=triton.next_power_of_2(num_seqs), DRAFTS=triton.next_power_of_2(max(1, num_drafts)),
+        HISTORY=triton.next_power_of_2(history_len),
     )  # fmt: skip
     return out
 
@@ -173,22 +182,20 @@ def next_inputs(
 
 
 def correct_inputs_truth(
-    host: Inputs, limits: list[int], remap: list[int], results: Results
+    host: Inputs, draft_ids: Tensor, limits: list[int], remap: list[int], results: Results
 ) -> tuple[list[int], list[int], list[int], list[list[int]]]:
     """`correct_inputs` as a loop: tokens without padding, query lengths, contexts, histories."""
     tokens: list[int] = []
     lens, contexts, histories = [], [], []
-    start = 0
     for seq, source in enumerate(remap):
-        planned = int(host.query_lens[seq])
-        own = host.input_ids[start : start + planned].tolist()
-        start += planned
+        planned, first = int(host.query_lens[seq]), int(host.input_ids[seq])
         context, history = int(host.context_lens[seq]), host.history[seq].tolist()
         if source >= 0:
             context, history = int(results.context_lens[source]), results.history[source].tolist()
-            newest = int(results.token_ids[source, results.num_accepted[source]])
-            own = [newest, *results.draft_ids[source].tolist()]
-        length = min(planned, max(0, limits[seq] - context))
+            first = int(results.token_ids[source, results.num_accepted[source]])
+        drafts = itertools.takewhile(lambda token: token >= 0, draft_ids[seq].tolist())
+        own = [first, *drafts]
+        length = min(planned, len(own), max(0, limits[seq] - context))
         tokens += own[:length]
         lens.append(length)
         contexts.append(context)
@@ -218,12 +225,13 @@ COMPILE_CASES = (
         {
             **_INPUTS,
             **_int64(
-                "limits", "remap", "tokens", "accepted", "next_context", "next_history", "drafts",
+                "drafts", "limits", "remap", "tokens", "accepted", "next_context", "next_history",
                 "out_ids", "out_query", "out_context", "out_history",
             ),
-            "num_rows": "i32", "num_seqs": "i32", "num_drafts": "i32", "history_len": "i32",
+            "num_rows": "i32", "num_seqs": "i32", "num_drafts": "i32", "width": "i32",
+            "history_len": "i32",
         },
-        {"ROWS": _ROWS, "SEQS": 256, "HISTORY": 2},
+        {"ROWS": _ROWS, "SEQS": 256, "DRAFTS": 8, "HISTORY": 2},
     ),
     CompileCase(
         "_next",

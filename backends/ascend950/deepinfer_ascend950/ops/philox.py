@@ -23,10 +23,18 @@ def _high_low(word: Tensor, multiplier: int) -> tuple[Tensor, Tensor]:
 def philox_uniform(
     seeds: Tensor, sample_index: Tensor, positions: Tensor, purpose: Purpose, num: int
 ) -> Tensor:
+    purposes = torch.full_like(seeds, int(purpose))
+    return uniform(seeds, sample_index, positions, purposes, num)
+
+
+def uniform(
+    seeds: Tensor, sample_index: Tensor, positions: Tensor, purposes: Tensor, num: int
+) -> Tensor:
+    """`philox_uniform` with a purpose [N] int64 for each row: [N, num] fp32."""
     block = torch.arange(-(-num // 4), device=seeds.device).unsqueeze(0)
     rows = torch.zeros_like(seeds).unsqueeze(1)
     c0, c1 = block + rows, positions.unsqueeze(1) + torch.zeros_like(block)
-    c2, c3 = sample_index.unsqueeze(1) + torch.zeros_like(block), rows + int(purpose)
+    c2, c3 = sample_index.unsqueeze(1) + torch.zeros_like(block), rows + purposes.unsqueeze(1)
     c3 = c3 + torch.zeros_like(block)
     k0, k1 = (seeds & _WORD).unsqueeze(1), ((seeds >> 32) & _WORD).unsqueeze(1)
     for _ in range(_ROUNDS):

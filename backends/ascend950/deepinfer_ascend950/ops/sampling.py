@@ -51,6 +51,10 @@ def _add_bias(logits: Tensor, bias: SparseBias) -> Tensor:
 def _penalise(logits: Tensor, penalties: Penalties) -> Tensor:
     slots = penalties.slots.clamp_min(0)
     counts = penalties.output_counts.index_select(0, slots)
+    pending = penalties.pending
+    if pending.shape[1]:
+        present = (pending >= 0).to(counts.dtype)
+        counts = counts.scatter_add(1, pending.clamp_min(0), present)
     was_output = counts > 0
     seen = was_output | penalties.prompt_seen.index_select(0, slots)
     repetition = penalties.repetition.unsqueeze(1)

@@ -33,7 +33,7 @@ def row_layout(query_lens: Tensor, context_lens: Tensor, num_rows: int) -> RowLa
 
 
 def correct_inputs(
-    host: StepInputs, limits: Tensor, remap: Tensor, results: StepResults
+    host: StepInputs, draft_ids: Tensor, limits: Tensor, remap: Tensor, results: StepResults
 ) -> StepInputs:
     is_new = remap == NEWCOMER
     result = remap.clamp_min(0)
@@ -43,21 +43,21 @@ def correct_inputs(
     history = torch.where(
         is_new.unsqueeze(1), host.history, results.history.index_select(0, result)
     )
-    query_lens = torch.minimum(host.query_lens, (limits - context_lens).clamp_min(0))
-    num_rows = host.input_ids.shape[0]
+    num_tokens = 1 + (draft_ids >= 0).long().cumprod(1).sum(1)
+    room = (limits - context_lens).clamp_min(0)
+    query_lens = torch.minimum(torch.minimum(host.query_lens, num_tokens), room)
+    num_rows, num_seqs = host.input_ids.shape[0], remap.shape[0]
     if num_rows == 0:
         return StepInputs(host.input_ids, query_lens, context_lens, history)
 
+    place = torch.arange(num_seqs, device=remap.device).clamp_max(num_rows - 1)
+    newest = results.token_ids.gather(1, results.num_accepted.unsqueeze(1)).squeeze(1)
+    own = host.input_ids.index_select(0, place)
+    first = torch.where(is_new, own, newest.index_select(0, result))
+    following = torch.cat((first.unsqueeze(1), draft_ids), dim=1)
     rows = row_layout(query_lens, context_lens, num_rows)
-    starts = torch.cumsum(host.query_lens, 0) - host.query_lens
-    place = starts.index_select(0, rows.row_seq) + rows.row_offset
-    own = host.input_ids.index_select(0, place.clamp_max(num_rows - 1))
-    newest = results.token_ids.gather(1, results.num_accepted.unsqueeze(1))
-    following = torch.cat((newest, results.draft_ids), dim=1)
-    offset = rows.row_offset.clamp_max(following.shape[1] - 1).unsqueeze(1)
-    of_row = following.index_select(0, result.index_select(0, rows.row_seq))
-    followed = of_row.gather(1, offset).squeeze(1)
-    tokens = torch.where(is_new.index_select(0, rows.row_seq), own, followed)
+    of_row = following.index_select(0, rows.row_seq)
+    tokens = of_row.gather(1, rows.row_offset.unsqueeze(1)).squeeze(1)
     return StepInputs(torch.where(rows.valid, tokens, 0), query_lens, context_lens, history)
 
 

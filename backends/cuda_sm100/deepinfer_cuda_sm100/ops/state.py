@@ -71,11 +71,15 @@ def compress_plan(
 
 
 def correct_inputs(
-    host: StepInputs, limits: Tensor, remap: Tensor, results: StepResults
+    host: StepInputs, draft_ids: Tensor, limits: Tensor, remap: Tensor, results: StepResults
 ) -> StepInputs:
     return StepInputs(
         *correct_triton.correct_inputs(
-            correct_triton.Inputs(*host), limits, remap, correct_triton.Results(*results)
+            correct_triton.Inputs(*host),
+            draft_ids,
+            limits,
+            remap,
+            correct_triton.Results(*results),
         )
     )
 

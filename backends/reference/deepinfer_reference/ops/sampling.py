@@ -39,6 +39,8 @@ def _penalise(logits: Tensor, penalties: Penalties) -> Tensor:
     present = (penalties.slots >= 0).unsqueeze(1)
     slots = penalties.slots.clamp_min(0)
     counts = penalties.output_counts[slots]
+    pending = penalties.pending
+    counts = counts.scatter_add(1, pending.clamp_min(0), (pending >= 0).to(counts.dtype))
     was_output = counts > 0
     seen = was_output | penalties.prompt_seen[slots]
     repetition = penalties.repetition.unsqueeze(1)
@@ -103,12 +105,15 @@ def sample_tokens(
         return tokens
     drawn = params.temperature.nonzero().flatten()
     rows = SampleParams(*(column[drawn] for column in params))
-    kept = filter_logits(logits[drawn], rows, work)
-    uniform = philox_uniform(
-        rows.seeds, rows.sample_index, rows.positions, purpose, logits.shape[-1]
-    )
-    gumbel = -torch.log(-torch.log1p(-uniform.double()))
-    return tokens.index_copy(0, drawn, (kept.double() + gumbel).argmax(-1))
+    kept = filter_logits(logits[drawn], rows, work).double()
+    noisy = kept + gumbel_noise(rows, purpose, logits.shape[-1])
+    return tokens.index_copy(0, drawn, noisy.argmax(-1))
+
+
+def gumbel_noise(params: SampleParams, purpose: Purpose, num: int) -> Tensor:
+    """[N, num] float64 Gumbel noise of rows with parameters [N]."""
+    uniform = philox_uniform(params.seeds, params.sample_index, params.positions, purpose, num)
+    return -torch.log(-torch.log1p(-uniform.double()))
 
 
 def token_logprobs(logits: Tensor, ids: Tensor, num_top: int) -> Logprobs:

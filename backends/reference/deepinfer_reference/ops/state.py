@@ -32,25 +32,26 @@ def row_layout(query_lens: Tensor, context_lens: Tensor, num_rows: int) -> RowLa
 
 
 def correct_inputs(
-    host: StepInputs, limits: Tensor, remap: Tensor, results: StepResults
+    host: StepInputs, draft_ids: Tensor, limits: Tensor, remap: Tensor, results: StepResults
 ) -> StepInputs:
     source = remap.clamp_min(0)
     follows = remap != NEWCOMER
     context_lens = torch.where(follows, results.context_lens[source], host.context_lens)
     history = torch.where(follows.unsqueeze(1), results.history[source], host.history)
-    query_lens = torch.minimum(host.query_lens, (limits - context_lens).clamp_min(0))
+    num_tokens = 1 + (draft_ids >= 0).cumprod(1).sum(1)
+    room = (limits - context_lens).clamp_min(0)
+    query_lens = torch.minimum(torch.minimum(host.query_lens, num_tokens), room)
     num_rows = host.input_ids.shape[0]
     if num_rows == 0:
         return StepInputs(host.input_ids, query_lens, context_lens, history)
 
+    newest = results.token_ids.gather(1, results.num_accepted.unsqueeze(1)).squeeze(1)
+    own = host.input_ids[torch.arange(remap.shape[0]).clamp_max(num_rows - 1)]
+    first = torch.where(follows, newest[source], own)
+    fed = torch.cat((first.unsqueeze(1), draft_ids), dim=1)
     rows = row_layout(query_lens, context_lens, num_rows)
-    host_starts = torch.cumsum(host.query_lens, 0) - host.query_lens
-    host_row = (host_starts[rows.row_seq] + rows.row_offset).clamp_max(num_rows - 1)
-    newest = results.token_ids.gather(1, results.num_accepted.unsqueeze(1))
-    fed = torch.cat((newest, results.draft_ids), dim=1)[source]
-    offset = rows.row_offset.clamp_max(fed.shape[1] - 1)
-    tokens = torch.where(follows[rows.row_seq], fed[rows.row_seq, offset], host.input_ids[host_row])
-    return StepInputs(torch.where(rows.valid, tokens, 0), query_lens, context_lens, history)
+    tokens = torch.where(rows.valid, fed[rows.row_seq, rows.row_offset], 0)
+    return StepInputs(tokens, query_lens, context_lens, history)
 
 
 def next_inputs(
