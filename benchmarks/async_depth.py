@@ -4,8 +4,9 @@ For each number of sequences one engine of each depth decodes the same requests;
 blocks of steps, so that a noisy machine hits both. Printed are tokens per second, the device's idle
 share between and inside steps (gaps inside a forward whose kernels are launched one by one are not
 seen by the events), and the host's own time in a step. The tokens of all depths must be the same.
+After `--limit` seconds no further block begins; what is left of the answers is not decoded.
 
-    python benchmarks/async_depth.py --backend cuda_sm100 --json async_depth.json --traces traces/
+    python -m benchmarks.async_depth --backend cuda_sm100 --out async_depth.json --traces traces/
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ class Run:
     """One engine: its figures so far."""
 
     engine: LLMEngine
+    request_ids: list[str]
     seconds: list[float] = field(default_factory=list)
     num_tokens: list[int] = field(default_factory=list)
     answers: dict[str, list[int]] = field(default_factory=dict)
@@ -44,8 +46,10 @@ class Run:
         self.seconds.append(time.perf_counter() - begin)
         self.num_tokens.append(self.engine.stats().generated_tokens - before)
 
-    def drain(self) -> None:
-        """Run to the end and free the device."""
+    def end(self) -> None:
+        """End all answers where they are and free the device."""
+        for request_id in self.request_ids:
+            self.engine.abort(request_id)
         while self.engine.has_unfinished():
             self._step()
         self.engine.close()
@@ -74,10 +78,11 @@ def begin(config: EngineConfig, num_seqs: int, num_tokens: int, trace: Path | No
     params = SamplingParams(
         max_tokens=num_tokens, temperature=0.0, ignore_eos=True, detokenize=False
     )
-    for index in range(num_seqs):
+    request_ids = [f"r{index}" for index in range(num_seqs)]
+    for index, request_id in enumerate(request_ids):
         prompt = [(7 * index + 13 * position) % 4000 + 10 for position in range(16)]
-        engine.add_request(f"r{index}", prompt, params, final_only=True)
-    run = Run(engine)
+        engine.add_request(request_id, prompt, params, final_only=True)
+    run = Run(engine, request_ids)
     while engine.stats().generated_tokens < 2 * num_seqs:
         engine.step()
     engine.flush()
@@ -105,18 +110,40 @@ def measure(args: argparse.Namespace, num_seqs: int) -> dict[str, dict[str, floa
         runs[f"depth {depth}"] = begin(
             override(EngineConfig(), values), num_seqs, num_tokens, trace
         )
+    limit = time.perf_counter() + args.limit / len(args.sequences)
     for round_number in range(args.rounds):
+        # Two blocks at least, as the first still warms up.
+        if round_number >= 2 and time.perf_counter() > limit:
+            break
         print(f"\r  {num_seqs} sequences, round {round_number + 1}/{args.rounds}  ", end="",
               file=sys.stderr, flush=True)  # fmt: skip
         for run in runs.values():
             run.steps(args.steps)
     print(file=sys.stderr)
     for run in runs.values():
-        run.drain()
-    first, *others = runs.values()
-    if any(run.answers != first.answers for run in others):
-        sys.exit(f"{num_seqs} sequences: the depths gave different tokens")
+        run.end()
+    least = 2 * args.steps  # what every answer has, whatever was in flight at its end
+    for run in runs.values():
+        for request_id, other in next(iter(runs.values())).answers.items():
+            own = run.answers[request_id]
+            length = min(len(own), len(other))
+            if length < least or own[:length] != other[:length]:
+                sys.exit(f"{num_seqs} sequences: the depths gave different tokens")
     return {name: run.figures() for name, run in runs.items()}
+
+
+def table_of(figures: dict[str, dict[str, dict[str, float]]]) -> str:
+    """Markdown, a row for each number of sequences and depth."""
+    lines = ["| sequences | depth | tokens/s | device idle | host us | device us |"]
+    lines.append("|---" * 6 + "|")
+    for count, by_depth in figures.items():
+        lines += [
+            f"| {count} | {name.removeprefix('depth ')} | {row['tokens_per_s']:,.1f} | "
+            f"{row['idle_share']:.2%} | {row['host_us_per_step']:.0f} | "
+            f"{row['device_us_per_step']:.0f} |"
+            for name, row in by_depth.items()
+        ]
+    return "\n".join(lines)
 
 
 def main() -> None:
@@ -129,21 +156,19 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=10, help="blocks of steps of each engine")
     parser.add_argument("--steps", type=int, default=20, help="steps in a block")
     parser.add_argument("--traces", type=Path, help="folder for the timelines of all runs")
-    parser.add_argument("--json", type=Path)
+    parser.add_argument("--limit", type=float, default=600, help="seconds for all blocks")
+    parser.add_argument("--out", type=Path, help="file of the figures")
     args = parser.parse_args()
     if args.traces:
         args.traces.mkdir(parents=True, exist_ok=True)
-    figures = {str(count): measure(args, count) for count in args.sequences}
-    print(f"{'sequences':>10}{'':>10}{'tokens/s':>12}{'idle':>9}{'host us':>10}{'device us':>11}")
-    for count, by_depth in figures.items():
-        for name, row in by_depth.items():
-            print(
-                f"{count:>10}{name:>10}{row['tokens_per_s']:>12.1f}{100 * row['idle_share']:>8.2f}%"
-                f"{row['host_us_per_step']:>10.0f}{row['device_us_per_step']:>11.0f}"
-            )
-    if args.json:
-        settings = {"rounds": args.rounds, "steps": args.steps, "backend": args.backend}
-        write_json(args.json, "async_depth", {"runs": figures, "settings": settings})
+    figures: dict[str, dict[str, dict[str, float]]] = {}
+    for count in args.sequences:
+        figures[str(count)] = measure(args, count)
+        if args.out:  # after each count, so that a run that is cut short leaves what it has
+            settings = {"rounds": args.rounds, "steps": args.steps, "backend": args.backend}
+            result = {"runs": figures, "settings": settings, "table": table_of(figures)}
+            write_json(args.out, "async_depth", result)
+    print(table_of(figures))
 
 
 if __name__ == "__main__":

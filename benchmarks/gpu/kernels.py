@@ -2,7 +2,9 @@
 
 The floor is the bytes that have to move once over the copy bandwidth measured on the same device,
 or the operations over the measured bf16 rate, whichever is longer. Times are medians of replayed
-graphs of both. Plain torch gets its weights and cache rows dequantised to bf16 beforehand.
+graphs of both. Plain torch gets its weights and cache rows dequantised to bf16 beforehand. Figures
+of public kernels at the same shapes come from `peers.json`; they were measured on another day, and
+none of them computes quite the same.
 """
 
 from __future__ import annotations
@@ -35,6 +37,7 @@ WIDTH, HEADS, HEAD_WIDTH, STREAMS, VOCAB = 5120, 64, 512, 4, 129280
 WINDOW, TOPK = 128, 512
 EXPERTS, PER_TOKEN, INNER = 48, 6, 2304
 ROWS = (1, 64, 1024)
+PEERS = Path(__file__).parent / "peers.json"
 
 
 class Case(NamedTuple):
@@ -283,19 +286,24 @@ def main() -> int:
     arguments = parser.parse_args()
     torch.manual_seed(0)
     bandwidth, rate = ceilings()
+    peers = json.loads(PEERS.read_text())
+    public = {(row["kernel"], row["rows"]): row for row in peers["figures"]}
     lines = [
-        f"copy {bandwidth / 1e12:.2f} TB/s, bf16 product {rate / 1e12:.0f} TFLOP/s\n",
-        "| kernel | rows | us | share of floor | plain torch us | ratio |",
-        "|---|---|---|---|---|---|",
+        f"copy {bandwidth / 1e12:.2f} TB/s, bf16 product {rate / 1e12:.0f} TFLOP/s; "
+        f"public kernels: {peers['source']}, {peers['machine']}\n",
+        "| kernel | rows | us | share of floor | plain torch us | ratio | public kernel us |",
+        "|---|---|---|---|---|---|---|",
     ]
     figures = []
     for case in cases():
         own = time_us(case.own)
         peer = None if case.peer is None else time_us(case.peer)
+        other = public.get((case.name, case.rows))
         floor = max(case.num_bytes / bandwidth, case.operations / rate) * 1e6
         lines.append(
             f"| {case.name} | {case.rows} | {own:.1f} | {floor / own:.0%} | "
-            + (f"{peer:.1f} | {peer / own:.2f} |" if peer is not None else "- | - |")
+            + (f"{peer:.1f} | {peer / own:.2f} | " if peer is not None else "- | - | ")
+            + (f"{other['us']} ({other['peer']}) |" if other else "- |")
         )
         print(lines[-1], flush=True)
         figures.append(

@@ -1,18 +1,21 @@
 """Everything that has to be seen on a GPU, in one run, into one folder.
 
-    python benchmarks/gpu/suite.py OUT [--backend cuda_sm100] [--parts golden kernels ...]
+    python -m benchmarks.gpu.suite OUT [--backend cuda_sm100] [--parts golden kernels ...]
 
-Checks run side by side in processes of their own, then the measurements one after the other. A
-part that fails or runs out of time leaves what it has, and the others go on. OUT gets
-`conformance.json` (the reports of all conformance parts), `throughput.json`, `kernels.json`,
-`machine.json`, `log.txt` and `summary.md`, which is printed, too. Needs no network and no
-installation beyond the packages of the project.
+Checks run side by side in processes of their own, then the parts that want the machine for
+themselves, one after the other: planted faults and the sanitizer, which fill all cores, and the
+measurements. A part that fails or runs out of time leaves what it has, and the others go on. OUT
+gets `conformance.json` (the reports of all conformance parts), `figures.json` (what the others
+found), `machine.json`, `log.txt`, `summary.md`, which is printed, too, and the timelines of
+`async-depth` for the picture. Needs no network and no installation beyond the packages of the
+project.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import platform
 import shutil
 import subprocess
@@ -25,14 +28,30 @@ from typing import Any
 
 import torch
 
-ROOT = Path(__file__).parents[2]
-# Limits in seconds; checks run together, measurements alone.
+from benchmarks.gpu.processes import ROOT, environment, python
+
+# Limits in seconds; checks run together, the others alone.
 CHECKS = {
     "ops-exact": 160, "ops-normative": 160, "linear-block-scaled": 160,
     "experts-block-scaled": 160, "real-shapes": 160, "features": 160, "scenarios": 160,
-    "golden": 160,
+    "golden": 160, "golden-drafts": 160,
 }  # fmt: skip
-MEASUREMENTS = {"throughput": 100, "kernels": 100}
+ALONE = {"mutations": 125, "sanitizer": 200, "throughput": 130, "kernels": 100, "async-depth": 95}
+MODULES = {
+    "mutations": "benchmarks.gpu.mutations",
+    "sanitizer": "benchmarks.gpu.sanitizer",
+    "throughput": "benchmarks.gpu.throughput",
+    "kernels": "benchmarks.gpu.kernels",
+    "async-depth": "benchmarks.async_depth",
+}
+GOLDEN = {
+    "golden": "tests/backend/test_golden.py",
+    "golden-drafts": "tests/backend/test_golden_drafts.py",
+}
+PICTURED = "seqs64_"
+"""Timelines that are kept, one for each depth."""
+NOT_AVAILABLE = 3
+"""Exit status of a part whose tool does not work on the machine."""
 QUERIES = {
     "ops-exact": ["ops/*:exact,*"],
     "ops-normative": ["ops/*:normative,*"],
@@ -65,29 +84,30 @@ def machine() -> dict[str, Any]:
 
 def command_of(part: str, out: Path, backend: str) -> list[str]:
     """The process that computes a part."""
-    if part == "golden":
-        return [
-            sys.executable, "-m", "pytest", "tests/backend/test_golden.py", "--backend", backend,
+    if part in GOLDEN:
+        return python(
+            "-m", "pytest", GOLDEN[part], "--backend", backend,
             "-v", "--no-header", "-W", "default", "-p", "no:cacheprovider", "--tb=short",
             "--durations=5",
-        ]  # fmt: skip
+        )  # fmt: skip
     if part in QUERIES:
         code = "import sys; from deepinfer.cli import main; sys.exit(main(sys.argv[1:]))"
-        return [
-            sys.executable, "-c", code, "conformance", *QUERIES[part], "--backend", backend,
+        return python(
+            "-c", code, "conformance", *QUERIES[part], "--backend", backend,
             "--report", str(out / part),
-        ]  # fmt: skip
-    return [
-        sys.executable, str(Path(__file__).parent / f"{part}.py"), "--backend", backend,
-        "--out", str(out / f"{part}.json"),
-    ]  # fmt: skip
+        )  # fmt: skip
+    command = python("-m", MODULES[part], "--backend", backend, "--out", str(out / f"{part}.json"))
+    if part == "async-depth":
+        command += ["--limit", "50", "--traces", str(out / part)]
+    return command
 
 
 def start(part: str, out: Path, backend: str) -> subprocess.Popen[bytes]:
     """Start a part; what it prints goes to OUT/part.log."""
     log = (out / f"{part}.log").open("wb")
     command = command_of(part, out, backend)
-    return subprocess.Popen(command, cwd=ROOT, stdout=log, stderr=subprocess.STDOUT)
+    env = {**os.environ, "PYTHONPATH": environment()["PYTHONPATH"]}
+    return subprocess.Popen(command, cwd=ROOT, env=env, stdout=log, stderr=subprocess.STDOUT)
 
 
 def wait(part: str, process: subprocess.Popen[bytes], deadline: float) -> str:
@@ -98,7 +118,8 @@ def wait(part: str, process: subprocess.Popen[bytes], deadline: float) -> str:
         process.kill()
         process.wait()
         return "out of time"
-    return "ok" if code == 0 else f"exit {code}"
+    words = {0: "ok", NOT_AVAILABLE: "not available on this machine"}
+    return words.get(code, f"exit {code}")
 
 
 def run(parts: Sequence[str], out: Path, backend: str) -> dict[str, str]:
@@ -109,7 +130,7 @@ def run(parts: Sequence[str], out: Path, backend: str) -> dict[str, str]:
     for part, process in checks.items():
         words[part] = wait(part, process, begun + CHECKS[part])
         print(f"{time.monotonic() - begun:6.1f} s  {part}: {words[part]}", flush=True)
-    for part, limit in MEASUREMENTS.items():
+    for part, limit in ALONE.items():
         if part in parts:
             process = start(part, out, backend)
             words[part] = wait(part, process, time.monotonic() + limit)
@@ -132,12 +153,19 @@ def summary(words: dict[str, str], out: Path, facts: dict[str, Any]) -> str:
         pieces.append(f"\n## {part}: {word}\n")
         result, report = out / f"{part}.json", out / part / "report.json"
         if result.exists():
-            pieces.append(json.loads(result.read_text())["table"])
+            pieces.append(figures_in(result)["table"])
         if report.exists():
             pieces.append(outcomes(json.loads(report.read_text())))
-        if word != "ok" or part == "golden":
+        if word != "ok" or part in GOLDEN:
             pieces.append(f"```\n{tail(out / f'{part}.log', 25)}\n```")
     return "\n".join(pieces) + "\n"
+
+
+def figures_in(result: Path) -> dict[str, Any]:
+    """What a part found; reports of the command line keep it under `figures`."""
+    data: dict[str, Any] = json.loads(result.read_text())
+    figures: dict[str, Any] = data.get("figures", data) if "table" not in data else data
+    return figures
 
 
 def outcomes(report: dict[str, Any]) -> str:
@@ -159,6 +187,17 @@ def merge(words: dict[str, str], out: Path) -> None:
         shutil.rmtree(out / part, ignore_errors=True)
     if reports:
         (out / "conformance.json").write_text(json.dumps(reports))
+    figures = {}
+    for part in ALONE:
+        result = out / f"{part}.json"
+        if result.exists():
+            figures[part] = figures_in(result)
+            result.unlink()
+    if figures:
+        (out / "figures.json").write_text(json.dumps(figures, indent=1))
+    for trace in (out / "async-depth").glob(f"{PICTURED}*"):
+        trace.rename(out / trace.name)
+    shutil.rmtree(out / "async-depth", ignore_errors=True)
     whole = [f"===== {part}\n{tail(out / f'{part}.log', 400)}\n" for part in words]
     (out / "log.txt").write_text("\n".join(whole))
     for part in words:
@@ -170,7 +209,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("out", type=Path)
     parser.add_argument("--backend", default="cuda_sm100")
-    known = [*CHECKS, *MEASUREMENTS]
+    known = [*CHECKS, *ALONE]
     parser.add_argument("--parts", nargs="+", choices=known, default=known)
     arguments = parser.parse_args()
     out: Path = arguments.out.resolve()

@@ -1,4 +1,7 @@
-"""The drafter on the golden fixtures: their drafts, and the same bits however rows arrive."""
+"""The drafter on the golden fixtures: their drafts, and the same bits however rows arrive.
+
+With `--backend` on that backend alone.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +23,7 @@ from deepinfer.device.numerics import Numerics
 from deepinfer.device.ops import sampling
 from deepinfer.device.ops.sampling import Purpose, SampleParams, SampleWork
 from deepinfer.device.registry import load_backend
-from deepinfer.device.runtime import StepKind
+from deepinfer.device.runtime import StepKind, run_on
 from deepinfer.model.caches import CacheGeometry
 from deepinfer.model.draft_batch import DraftBatch, Drafts
 from deepinfer.model.drafter import Drafter
@@ -71,11 +74,19 @@ def _load(name: str, config: BackendConfig) -> Model:
     return Model(folder, loaded, loaded.drafter, backend, drafts)
 
 
-@pytest.fixture(scope="module", params=["reference"])
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    """Tiny matrices are faster without helpers, and helpers that wait for a core are slow."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture(scope="module")
 def backend_name(request: pytest.FixtureRequest) -> str:
-    """Every backend whose bits do not depend on how rows are batched."""
-    name: str = request.param
-    return name
+    """A backend whose bits do not depend on how rows are batched."""
+    return request.config.getoption("--backend") or "reference"
 
 
 @pytest.fixture(scope="module", params=["tiny_a", "tiny_b"])
@@ -88,6 +99,8 @@ def exact(request: pytest.FixtureRequest, backend_name: str) -> Iterator[Model]:
 @pytest.fixture(scope="module", params=["tiny_a", "tiny_b"])
 def emulated(request: pytest.FixtureRequest) -> Iterator[Model]:
     """ascend950 on a CPU: exact fp32, but its bits may depend on how rows are batched."""
+    if request.config.getoption("--backend"):
+        pytest.skip("--backend names another backend")
     config = BackendConfig("ascend950", Numerics.EXACT, {"emulated": True})
     model = _load(request.param, config)
     yield model
@@ -316,31 +329,35 @@ def test_rejected_rows_and_scratch_rows_leave_no_trace(model: Model) -> None:
 
 def test_drafts_are_drawn_from_their_own_random_stream(model: Model) -> None:
     company, greedy = _together(model)
-    num = company.num_requests
-    zeros = torch.zeros(num)
+    runtime, num = model.backend.runtime, company.num_requests
+    zeros = torch.zeros(num, device=runtime.device)
+    index = torch.arange(num, device=runtime.device)
     params = SampleParams(
-        temperature=torch.where(torch.arange(num) % 2 == 0, 0.0, 0.8),
-        top_k=torch.ones(num, dtype=torch.int64),  # not the drafter's: q is the plain softmax
+        temperature=torch.where(index % 2 == 0, 0.0, 0.8),
+        top_k=torch.ones_like(index),  # not the drafter's: q is the plain softmax
         top_p=zeros + 0.1,
         min_p=zeros + 0.5,
-        seeds=torch.arange(num) + 7,
-        sample_index=torch.zeros(num, dtype=torch.int64),
-        positions=torch.zeros(num, dtype=torch.int64),
+        seeds=index + 7,
+        sample_index=torch.zeros_like(index),
+        positions=torch.zeros_like(index),
     )
     drafts = company.draft([draft.anchor for draft in model.drafts], params)
     assert torch.equal(drafts.tokens[::2], greedy.tokens[::2])
     assert not torch.equal(drafts.tokens[1::2], greedy.tokens[1::2])
     draw = model.backend.ops[sampling.sample_tokens]
-    anchors = torch.tensor([len(draft.context) for draft in model.drafts])
+    lens = [len(draft.context) for draft in model.drafts]
+    anchors = torch.tensor(lens, device=runtime.device)
     for place in range(drafts.tokens.shape[1]):
-        plain = params._replace(
-            top_k=torch.zeros(num, dtype=torch.int64), top_p=zeros + 1.0, min_p=zeros
-        )
+        plain = params._replace(top_k=torch.zeros_like(index), top_p=zeros + 1.0, min_p=zeros)
         own = SampleParams(*(column[:-1] for column in plain))._replace(
             positions=anchors + 1 + place
         )
-        logits = drafts.logits[:, place]
-        tokens = draw(logits, own, SampleWork.RANDOM, purpose=Purpose.DRAFT)
+        logits = drafts.logits[:, place].to(runtime.device)
+
+        def drawn(logits: Tensor = logits, own: SampleParams = own) -> Tensor:
+            return draw(logits, own, SampleWork.RANDOM, purpose=Purpose.DRAFT).cpu()
+
+        tokens = run_on(runtime.compute_stream, drawn)
         assert torch.equal(tokens, drafts.tokens[:, place])
 
 
