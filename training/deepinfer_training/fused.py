@@ -78,6 +78,8 @@ _EAGER: dict[str, Callable[..., Any]] = {
 
 def compile_all() -> None:
     """Replace every function by its compiled form; compilation happens at its first call."""
+    # One form for each rank, type and layout it is called with; above the limit it stays eager.
+    torch._dynamo.config.recompile_limit = 32
     for name, function in _EAGER.items():
         source = _expand_unrolled if name == "expand" else function
         globals()[name] = torch.compile(source, dynamic=True)

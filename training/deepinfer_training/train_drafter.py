@@ -99,9 +99,9 @@ class DraftTrainer:
         return ids, documents
 
     def write_own(self, prompts: int, prompt_length: int, count: int) -> None:
-        """Let the target continue training prompts at temperatures 0, 0.6 and 1."""
+        """Let the target continue training prompts, half of them greedily, at 0.6 and at 1."""
         ids, _ = self.natural(prompts, prompt_length)
-        temperatures = torch.tensor([0.0, 0.6, 1.0, 1.0])[torch.arange(prompts) % 4]
+        temperatures = torch.tensor([0.0, 0.0, 0.6, 1.0])[torch.arange(prompts) % 4]
         self.own = continue_prompts(self.target, ids, count, temperatures, self._generator)
 
     def own_batch(self, count: int) -> tuple[Tensor, Tensor]:
