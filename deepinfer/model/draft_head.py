@@ -93,17 +93,20 @@ class DraftHead:
         return torch.stack(tokens, 1), torch.stack(logits, 1), torch.stack(features, 1)
 
     def _draw(self, logits: Tensor, batch: DraftBatch, place: int) -> Tensor:
-        positions = batch.anchor_positions + 1 + place
+        # A position is drafted again and again until a token stands there, and each time from a
+        # number of its own: confidences of an earlier block have seen what was drawn there, and
+        # with the same number again they would know a draft that a plan made from them judges.
+        draws = batch.anchor_positions * self._config.dspark_block_size + place
         given = batch.params
         work = SampleWork.GREEDY if given is None else SampleWork.RANDOM
         zeros = logits.new_zeros(logits.shape[0])
         params = SampleParams(
             temperature=zeros if given is None else given.temperature,
-            top_k=torch.zeros_like(positions),
+            top_k=torch.zeros_like(draws),
             top_p=zeros + 1.0,
             min_p=zeros,
-            seeds=torch.zeros_like(positions) if given is None else given.seeds,
-            sample_index=torch.zeros_like(positions) if given is None else given.sample_index,
-            positions=positions,
+            seeds=torch.zeros_like(draws) if given is None else given.seeds,
+            sample_index=torch.zeros_like(draws) if given is None else given.sample_index,
+            positions=draws,
         )
         return self._draft_ops.sample_tokens(logits, params, work, purpose=Purpose.DRAFT)

@@ -349,8 +349,9 @@ def test_drafts_are_drawn_from_their_own_random_stream(model: Model) -> None:
     anchors = torch.tensor(lens, device=runtime.device)
     for place in range(drafts.tokens.shape[1]):
         plain = params._replace(top_k=torch.zeros_like(index), top_p=zeros + 1.0, min_p=zeros)
+        # A number for each place of each block, so that no two blocks share one.
         own = SampleParams(*(column[:-1] for column in plain))._replace(
-            positions=anchors + 1 + place
+            positions=anchors * drafts.tokens.shape[1] + place
         )
         logits = drafts.logits[:, place].to(runtime.device)
 

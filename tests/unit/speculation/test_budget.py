@@ -46,11 +46,12 @@ def step_times(draw: st.DrawFn, count: int, *, convex: bool = False) -> Times:
 def exhaustive(survival: Survival, times: Times) -> float:
     """The best tokens per time over all numbers of drafts of every request."""
     num_requests, num_drafts = survival.shape
-    return max(
+    best: float = max(
         (num_requests + sum(float(row[:n].sum(dtype=np.float64)) for row, n in
                             zip(survival, lengths, strict=True))) / times[sum(lengths)]
         for lengths in itertools.product(range(num_drafts + 1), repeat=num_requests)
     )  # fmt: skip
+    return best
 
 
 def rate(budget: Budget) -> float:
