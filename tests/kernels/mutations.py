@@ -55,7 +55,8 @@ MUTATIONS = {
         "rope:normative,control",
     ),
     "attention forgets the sink": _of(
-        "attention", "sparse_attention", "total += tl.exp(sink - safe)", "total += 0.0 * sink",
+        "attention", "sparse_attention", "return total + tl.exp(sink - safe)",
+        "return total + 0.0 * sink",
         "sparse_attention:normative,control",
     ),
     "attention keeps absent rows": _of(
@@ -63,8 +64,16 @@ MUTATIONS = {
         "scores = tl.where((slot >= 0)[None, :], scores * scale, float(\"-inf\"))",
         "scores = scores * scale", "sparse_attention:normative,window=0,1,W-1,W",
     ),
+    "a tile of keys is not added": _of(
+        "attention", "sparse_attention", "for tile in tl.range(num_tiles,",
+        "for tile in tl.range(num_tiles - 1,", "sparse_attention:normative,control",
+    ),
     "old output is not rescaled": _of(
-        "attention", "sparse_attention", "a0 * decay)", "a0)",
+        "attention", "sparse_attention", "tl.fma(a0, decay, ", "tl.fma(a0, 1.0, ",
+        "sparse_attention:normative,n=20",
+    ),
+    "outputs of tiles are not rescaled": _of(
+        "attention", "sparse_attention", "tl.fma(acc, decay, ", "tl.fma(acc, 1.0, ",
         "sparse_attention:normative,topk=*",
     ),
     "store writes slot 0 for skipped rows": _of(

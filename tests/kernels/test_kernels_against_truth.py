@@ -194,7 +194,9 @@ def test_streams(generator: torch.Generator, dtype: torch.dtype) -> None:
     )
 
 
-def test_attention_over_several_tiles_and_chunks(generator: torch.Generator) -> None:
+def test_attention_over_several_tiles_and_chunks(
+    generator: torch.Generator, monkeypatch: pytest.MonkeyPatch
+) -> None:
     num_rows, heads, width = 2, 3, 512
     values = torch.randn(80, width, generator=generator)
     codes, scales = formats.quantize_a8(values)
@@ -202,12 +204,19 @@ def test_attention_over_several_tiles_and_chunks(generator: torch.Generator) -> 
     packed, small = formats.quantize_q4_e4m3(values)
     compressed = torch.cat((packed, small.view(torch.uint8)), dim=1)
     q = torch.randn(num_rows, heads, width, generator=generator).bfloat16()
-    near = torch.randint(-1, 80, (num_rows, 40), generator=generator)
+    near = torch.randint(-1, 80, (num_rows, 70), generator=generator)
     far = torch.randint(-1, 80, (num_rows, 70), generator=generator)
+    near[0, :64] = -1  # a tile without entries
     sink = torch.randn(heads, generator=generator)
     value = sparse_attention_triton.sparse_attention(
         q, window, near, compressed, far, sink=sink, scale=width**-0.5
     )
+    # What many rows use: a program folds all tiles of a row.
+    monkeypatch.setattr(sparse_attention_triton, "_SPLIT_PROGRAMS", 0)
+    whole = sparse_attention_triton.sparse_attention(
+        q, window, near, compressed, far, sink=sink, scale=width**-0.5
+    )
+    assert torch.equal(value, whole)
     held = (formats.dequantize_a8(codes, scales), formats.dequantize_q4_e4m3(packed, small))
     keys = torch.cat(
         [rows[slots.clamp_min(0)] for rows, slots in zip(held, (near, far), strict=True)], 1

@@ -1,8 +1,10 @@
 """Sparse attention over window and compressed rows, read from their records.
 
-Two kernels. `_attend_records` (normative): a block of heads against tiles of keys dequantised to
-bf16, products on tensor cores, online softmax. `_attend_fp32` (exact): one head, fp32 keys, sums
-instead of matrix products, so that nothing is rounded below fp32.
+`_attend_records` (normative): up to 64 heads against tiles of keys, dequantised to bf16 once for
+both products on tensor cores; online softmax. Few rows would leave most of a GPU idle: then every
+tile is a program of its own and `_combine` adds the tiles in order, with the same operations, so
+that a row's bits do not depend on how many rows there are. `_attend_fp32` (exact): one head, fp32
+keys, sums instead of matrix products, so that nothing is rounded below fp32.
 """
 
 from __future__ import annotations
@@ -15,9 +17,14 @@ from torch import Tensor
 from deepinfer_kernels.compile_case import CompileCase
 from deepinfer_kernels.kv.records_triton import load_fp4, load_mxfp8
 
-_HEADS = 16
-_KEYS = 32
+_HEADS = 64
+_SM100_HEADS = 32
+"""Triton 3.6 gives every product its own tensor memory, and with 64 heads more than exists."""
+_KEYS = 64
 _WARPS = 8
+_SPLIT_PROGRAMS = 16
+"""Up to so many programs of whole rows, every tile of keys becomes a program."""
+_COMBINE_STAGES = tl.constexpr(4)
 _CHUNK = 128
 _MAX_WIDTH = 4 * _CHUNK
 _FP32_KEYS = 32
@@ -36,95 +43,168 @@ def _keys(
 
 
 @triton.jit
-def _fold(
-    q_rows, q_inside, base, slots_ptr, num_slots, start, scale, top, total, a0, a1, a2, a3,
-    RECORD: tl.constexpr, WIDTH: tl.constexpr, KEYS: tl.constexpr, CHUNK: tl.constexpr,
-    CHUNKS: tl.constexpr, HEADS: tl.constexpr,
-):  # fmt: skip
-    """One tile of keys into the running softmax; `a0` .. `a3` are chunks of the output."""
-    entry = start + tl.arange(0, KEYS)
-    slot = tl.load(slots_ptr + entry, mask=entry < num_slots, other=-1)
-    scores = tl.zeros([HEADS, KEYS], dtype=tl.float32)
-    for chunk in tl.static_range(CHUNKS):
-        column = chunk * CHUNK + tl.arange(0, CHUNK)
-        q = tl.load(
-            q_rows[:, None] + column[None, :],
-            mask=q_inside[:, None] & (column < WIDTH)[None, :],
-            other=0.0,
-        )
-        keys = _keys(base, slot, RECORD, WIDTH, chunk * CHUNK, KEYS, CHUNK)
-        scores = tl.dot(q, tl.trans(keys), scores)
-    scores = tl.where((slot >= 0)[None, :], scores * scale, float("-inf"))
-    new_top = tl.maximum(top, tl.max(scores, axis=1))
+def _queries(q_ptr, at, inside, FIRST: tl.constexpr, WIDTH: tl.constexpr, CHUNK: tl.constexpr):
+    """[HEADS, CHUNK] queries of the heads that start `at`, from column FIRST on."""
+    column = FIRST + tl.arange(0, CHUNK)
+    mask = inside[:, None] & (column < WIDTH)[None, :]
+    return tl.load(q_ptr + at[:, None] + column[None, :], mask=mask, other=0.0)
+
+
+@triton.jit
+def _weights(top, other):
+    """The larger of two maxima, and the factors of what was summed below each of them."""
+    new_top = tl.maximum(top, other)
     # Nothing seen yet keeps the maximum at -inf; 0 keeps the exponentials at zero, not NaN.
     safe = tl.where(new_top == float("-inf"), 0.0, new_top)
-    decay = tl.exp(top - safe)
-    p = tl.exp(scores - safe[:, None])
-    total = total * decay + tl.sum(p, axis=1)
+    return new_top, tl.exp(top - safe), tl.exp(other - safe)
+
+
+@triton.jit
+def _fold(
+    q0, q1, q2, q3, base, slots_ptr, num_slots, start, scale, top, total, a0, a1, a2, a3,
+    RECORD: tl.constexpr, WIDTH: tl.constexpr, KEYS: tl.constexpr, CHUNK: tl.constexpr,
+    CHUNKS: tl.constexpr,
+):  # fmt: skip
+    """One tile of keys into the running softmax; q, keys and output are in chunks of columns.
+
+    The tile's own sums are scaled and added as `_combine` adds them (`fma` leaves the compiler no
+    choice), so that tiles folded by one program or by many give the same bits.
+    """
+    entry = start + tl.arange(0, KEYS)
+    slot = tl.load(slots_ptr + entry, mask=entry < num_slots, other=-1)
+    k0 = _keys(base, slot, RECORD, WIDTH, 0, KEYS, CHUNK)
+    scores = tl.dot(q0, tl.trans(k0))
+    if CHUNKS > 1:
+        k1 = _keys(base, slot, RECORD, WIDTH, CHUNK, KEYS, CHUNK)
+        scores = tl.dot(q1, tl.trans(k1), scores)
+    if CHUNKS > 2:
+        k2 = _keys(base, slot, RECORD, WIDTH, 2 * CHUNK, KEYS, CHUNK)
+        scores = tl.dot(q2, tl.trans(k2), scores)
+        k3 = _keys(base, slot, RECORD, WIDTH, 3 * CHUNK, KEYS, CHUNK)
+        scores = tl.dot(q3, tl.trans(k3), scores)
+    scores = tl.where((slot >= 0)[None, :], scores * scale, float("-inf"))
+    tile_top = tl.max(scores, axis=1)
+    p = tl.exp(scores - tl.where(tile_top == float("-inf"), 0.0, tile_top)[:, None])
+    top, decay, weight = _weights(top, tile_top)
+    total = tl.fma(total, decay, tl.sum(p, axis=1) * weight)
     p = p.to(tl.bfloat16)
     decay = decay[:, None]
-    a0 = tl.dot(p, _keys(base, slot, RECORD, WIDTH, 0, KEYS, CHUNK), a0 * decay)
+    weight = weight[:, None]
+    a0 = tl.fma(a0, decay, tl.dot(p, k0) * weight)
     if CHUNKS > 1:
-        a1 = tl.dot(p, _keys(base, slot, RECORD, WIDTH, CHUNK, KEYS, CHUNK), a1 * decay)
+        a1 = tl.fma(a1, decay, tl.dot(p, k1) * weight)
     if CHUNKS > 2:
-        a2 = tl.dot(p, _keys(base, slot, RECORD, WIDTH, 2 * CHUNK, KEYS, CHUNK), a2 * decay)
-        a3 = tl.dot(p, _keys(base, slot, RECORD, WIDTH, 3 * CHUNK, KEYS, CHUNK), a3 * decay)
-    return new_top, total, a0, a1, a2, a3
+        a2 = tl.fma(a2, decay, tl.dot(p, k2) * weight)
+        a3 = tl.fma(a3, decay, tl.dot(p, k3) * weight)
+    return top, total, a0, a1, a2, a3
+
+
+@triton.jit
+def _with_sink(top, total, sink):
+    safe = tl.where(top == float("-inf"), 0.0, top)
+    return total + tl.exp(sink - safe)
 
 
 @triton.jit
 def _store_chunk(
-    out_rows, inside, acc, total, CHUNK_INDEX: tl.constexpr, WIDTH: tl.constexpr,
+    out_ptr, at, inside, acc, total, FIRST: tl.constexpr, WIDTH: tl.constexpr,
     CHUNK: tl.constexpr,
 ):  # fmt: skip
-    column = CHUNK_INDEX * CHUNK + tl.arange(0, CHUNK)
+    column = FIRST + tl.arange(0, CHUNK)
     tl.store(
-        out_rows[:, None] + column[None, :],
-        (acc / total[:, None]).to(out_rows.dtype.element_ty),
+        out_ptr + at[:, None] + column[None, :],
+        (acc / total[:, None]).to(out_ptr.dtype.element_ty),
         mask=inside[:, None] & (column < WIDTH)[None, :],
     )
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_tiles"])
 def _attend_records(
     q_ptr, window_ptr, window_slots_ptr, compressed_ptr, compressed_slots_ptr, sink_ptr, out_ptr,
-    num_heads, num_window, num_compressed, scale,
-    WIDTH: tl.constexpr, COMPRESSED: tl.constexpr, HEADS: tl.constexpr, KEYS: tl.constexpr,
-    CHUNK: tl.constexpr, CHUNKS: tl.constexpr,
+    tops_ptr, totals_ptr, num_heads, num_window, num_compressed, num_tiles, scale,
+    WIDTH: tl.constexpr, COMPRESSED: tl.constexpr, SPLIT: tl.constexpr, HEADS: tl.constexpr,
+    KEYS: tl.constexpr, CHUNK: tl.constexpr, CHUNKS: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1) * HEADS + tl.arange(0, HEADS)
     inside = head < num_heads
     at = (row * num_heads + head) * WIDTH
-    q_rows = q_ptr + at
+    q0 = _queries(q_ptr, at, inside, 0, WIDTH, CHUNK)
+    q1 = q0
+    q2 = q0
+    q3 = q0
+    if CHUNKS > 1:
+        q1 = _queries(q_ptr, at, inside, CHUNK, WIDTH, CHUNK)
+    if CHUNKS > 2:
+        q2 = _queries(q_ptr, at, inside, 2 * CHUNK, WIDTH, CHUNK)
+        q3 = _queries(q_ptr, at, inside, 3 * CHUNK, WIDTH, CHUNK)
     top = tl.full([HEADS], float("-inf"), dtype=tl.float32)
     total = tl.zeros([HEADS], dtype=tl.float32)
-    # Output in chunks of columns, so that neither queries nor keys are in registers whole.
     a0 = tl.zeros([HEADS, CHUNK], dtype=tl.float32)
     a1 = tl.zeros([HEADS, CHUNK], dtype=tl.float32)
     a2 = tl.zeros([HEADS, CHUNK], dtype=tl.float32)
     a3 = tl.zeros([HEADS, CHUNK], dtype=tl.float32)
-    for start in range(0, num_window, KEYS):
+    window_start = 0
+    window_end = num_window
+    compressed_start = 0
+    compressed_end = num_compressed
+    if SPLIT:
+        # One tile, of the window or of the compressed rows.
+        window_start = tl.program_id(2) * KEYS
+        window_end = tl.minimum(window_start + KEYS, num_window)
+        compressed_start = window_start - tl.cdiv(num_window, KEYS) * KEYS
+        compressed_end = tl.where(compressed_start >= 0, compressed_start + 1, compressed_start)
+    for start in range(window_start, window_end, KEYS):
         top, total, a0, a1, a2, a3 = _fold(
-            q_rows, inside, window_ptr, window_slots_ptr + row * num_window, num_window, start,
-            scale, top, total, a0, a1, a2, a3, "mxfp8", WIDTH, KEYS, CHUNK, CHUNKS, HEADS,
+            q0, q1, q2, q3, window_ptr, window_slots_ptr + row * num_window, num_window, start,
+            scale, top, total, a0, a1, a2, a3, "mxfp8", WIDTH, KEYS, CHUNK, CHUNKS,
         )  # fmt: skip
     if COMPRESSED:
-        for start in range(0, num_compressed, KEYS):
+        for start in range(compressed_start, compressed_end, KEYS):
             top, total, a0, a1, a2, a3 = _fold(
-                q_rows, inside, compressed_ptr, compressed_slots_ptr + row * num_compressed,
+                q0, q1, q2, q3, compressed_ptr, compressed_slots_ptr + row * num_compressed,
                 num_compressed, start, scale, top, total, a0, a1, a2, a3, "nvfp4", WIDTH, KEYS,
-                CHUNK, CHUNKS, HEADS,
+                CHUNK, CHUNKS,
             )  # fmt: skip
-    sink = tl.load(sink_ptr + head, mask=inside, other=0.0)
-    safe = tl.where(top == float("-inf"), 0.0, top)
-    total += tl.exp(sink - safe)
-    _store_chunk(out_ptr + at, inside, a0, total, 0, WIDTH, CHUNK)
+    if SPLIT:
+        tile = (row * num_tiles + tl.program_id(2)) * num_heads + head
+        tl.store(tops_ptr + tile, top, mask=inside)
+        tl.store(totals_ptr + tile, total, mask=inside)
+        at = tile * WIDTH
+        total = tl.full([HEADS], 1.0, dtype=tl.float32)
+    else:
+        total = _with_sink(top, total, tl.load(sink_ptr + head, mask=inside, other=0.0))
+    _store_chunk(out_ptr, at, inside, a0, total, 0, WIDTH, CHUNK)
     if CHUNKS > 1:
-        _store_chunk(out_ptr + at, inside, a1, total, 1, WIDTH, CHUNK)
+        _store_chunk(out_ptr, at, inside, a1, total, CHUNK, WIDTH, CHUNK)
     if CHUNKS > 2:
-        _store_chunk(out_ptr + at, inside, a2, total, 2, WIDTH, CHUNK)
-        _store_chunk(out_ptr + at, inside, a3, total, 3, WIDTH, CHUNK)
+        _store_chunk(out_ptr, at, inside, a2, total, 2 * CHUNK, WIDTH, CHUNK)
+        _store_chunk(out_ptr, at, inside, a3, total, 3 * CHUNK, WIDTH, CHUNK)
+
+
+@triton.jit(do_not_specialize=["num_tiles"])
+def _combine(
+    tops_ptr, totals_ptr, partial_ptr, sink_ptr, out_ptr, num_heads, num_tiles,
+    WIDTH: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(0).to(tl.int64)
+    head = tl.program_id(1)
+    column = tl.arange(0, BLOCK)
+    inside = column < WIDTH
+    sink = tl.load(sink_ptr + head)
+    # Scalars that a loop changes need their type from the start.
+    top = sink * 0.0 + float("-inf")
+    total = sink * 0.0
+    acc = tl.zeros([BLOCK], dtype=tl.float32)
+    for tile in tl.range(num_tiles, num_stages=_COMBINE_STAGES):
+        at = (row * num_tiles + tile) * num_heads + head
+        top, decay, weight = _weights(top, tl.load(tops_ptr + at))
+        total = tl.fma(total, decay, tl.load(totals_ptr + at) * weight)
+        part = tl.load(partial_ptr + at * WIDTH + column, mask=inside, other=0.0)
+        acc = tl.fma(acc, decay, part * weight)
+    total = _with_sink(top, total, sink)
+    out = out_ptr + (row * num_heads + head) * WIDTH + column
+    tl.store(out, (acc / total).to(out_ptr.dtype.element_ty), mask=inside)
 
 
 @triton.jit
@@ -187,6 +267,12 @@ def _attend_fp32(
     tl.store(out_ptr + at, acc / (total + tl.exp(sink - safe)), mask=inside)
 
 
+def _most_heads(device: torch.device) -> int:
+    if device.type == "cuda" and torch.cuda.get_device_capability(device) >= (10, 0):
+        return _SM100_HEADS
+    return _HEADS
+
+
 def sparse_attention(
     q: Tensor,
     window: Tensor,
@@ -222,26 +308,39 @@ def sparse_attention(
     if out.numel() == 0:
         return out
     window_slots = window_slots.contiguous()
-    num_compressed = 0
+    num_window, num_compressed = window_slots.shape[1], 0
     if compressed_slots is not None:
         compressed_slots = compressed_slots.contiguous()
         num_compressed = compressed_slots.shape[1]
     block = max(32, triton.next_power_of_2(width))
-    arguments = (
-        q, window, window_slots, compressed, compressed_slots, sink, out, num_heads,
-        window_slots.shape[1], num_compressed, scale,
-    )  # fmt: skip
     if window.dtype is torch.float32:
         _attend_fp32[(num_rows, num_heads)](
-            *arguments, WIDTH=width, COMPRESSED=compressed is not None, KEYS=_FP32_KEYS,
-            BLOCK=block,
+            q, window, window_slots, compressed, compressed_slots, sink, out, num_heads,
+            num_window, num_compressed, scale, WIDTH=width, COMPRESSED=compressed is not None,
+            KEYS=_FP32_KEYS, BLOCK=block,
         )  # fmt: skip
-    else:
-        chunk = max(32, min(_CHUNK, block))
-        _attend_records[(num_rows, triton.cdiv(num_heads, _HEADS))](
-            *arguments, WIDTH=width, COMPRESSED=compressed is not None, HEADS=_HEADS, KEYS=_KEYS,
-            CHUNK=chunk, CHUNKS=block // chunk, num_warps=_WARPS,
-        )  # fmt: skip
+        return out
+    heads = max(16, min(_most_heads(q.device), triton.next_power_of_2(num_heads)))
+    chunk = min(_CHUNK, block)
+    num_tiles = triton.cdiv(num_window, _KEYS) + triton.cdiv(num_compressed, _KEYS)
+    grid = (num_rows, triton.cdiv(num_heads, heads), 1)
+    split = grid[0] * grid[1] <= _SPLIT_PROGRAMS and num_tiles > 1
+    target, tops, totals = out, None, None
+    if split:
+        grid = (grid[0], grid[1], num_tiles)
+        target = out.new_empty((num_rows, num_tiles, num_heads, width), dtype=torch.float32)
+        tops = target.new_empty(target.shape[:-1])
+        totals = torch.empty_like(tops)
+    _attend_records[grid](
+        q, window, window_slots, compressed, compressed_slots, sink, target, tops, totals,
+        num_heads, num_window, num_compressed, num_tiles, scale, WIDTH=width,
+        COMPRESSED=compressed is not None, SPLIT=split, HEADS=heads, KEYS=_KEYS, CHUNK=chunk,
+        CHUNKS=block // chunk, num_warps=_WARPS,
+    )  # fmt: skip
+    if split:
+        _combine[(num_rows, num_heads)](
+            tops, totals, target, sink, out, num_heads, num_tiles, WIDTH=width, BLOCK=block
+        )
     return out
 
 
@@ -270,23 +369,40 @@ _SIGNATURE = {
     "compressed_slots_ptr": "*i64", "sink_ptr": "*fp32", "out_ptr": "*bf16", "num_heads": "i32",
     "num_window": "i32", "num_compressed": "i32", "scale": "fp32",
 }  # fmt: skip
+_RECORDS = {
+    **_SIGNATURE, "tops_ptr": "*fp32", "totals_ptr": "*fp32", "num_tiles": "i32"
+}  # fmt: skip
 _FLOATS = dict.fromkeys(("q_ptr", "window_ptr", "compressed_ptr", "out_ptr"), "*fp32")
 COMPILE_CASES = (
-    CompileCase(
-        "_attend_records", _SIGNATURE,
-        {
-            "WIDTH": 512, "COMPRESSED": True, "HEADS": _HEADS, "KEYS": _KEYS, "CHUNK": _CHUNK,
-            "CHUNKS": 4,
-        },
-        num_warps=_WARPS, record_bytes=(528, 288),
+    *(
+        CompileCase(
+            "_attend_records",
+            {**_RECORDS, "out_ptr": "*fp32" if split else "*bf16"},
+            {
+                "WIDTH": 512, "COMPRESSED": True, "SPLIT": split, "HEADS": heads, "KEYS": _KEYS,
+                "CHUNK": _CHUNK, "CHUNKS": 4,
+            },
+            num_warps=_WARPS, required={90: ("wgmma",), 100: ("mma.sync",)},
+            record_bytes=(528, 288), max_spill_bytes=spills, architectures=(arch,),
+        )
+        for arch, heads, spills in ((90, _HEADS, 400), (100, _SM100_HEADS, 48))
+        for split in (False, True)
     ),
     CompileCase(
-        "_attend_records", _SIGNATURE,
+        "_attend_records", _RECORDS,
         {
-            "WIDTH": 64, "COMPRESSED": False, "HEADS": _HEADS, "KEYS": _KEYS, "CHUNK": 64,
-            "CHUNKS": 1,
+            "WIDTH": 64, "COMPRESSED": False, "SPLIT": False, "HEADS": 16, "KEYS": _KEYS,
+            "CHUNK": 64, "CHUNKS": 1,
         },
         num_warps=_WARPS, record_bytes=(66,),
+    ),
+    CompileCase(
+        "_combine",
+        {
+            "tops_ptr": "*fp32", "totals_ptr": "*fp32", "partial_ptr": "*fp32",
+            "sink_ptr": "*fp32", "out_ptr": "*bf16", "num_heads": "i32", "num_tiles": "i32",
+        },
+        {"WIDTH": 512, "BLOCK": 512},
     ),
     CompileCase(
         "_attend_fp32", {**_SIGNATURE, **_FLOATS},

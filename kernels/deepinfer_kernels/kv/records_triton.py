@@ -72,6 +72,23 @@ def _record_starts(base, row, BYTES: tl.constexpr):
 
 
 @triton.jit
+def _load_scales(start, present, BYTES: tl.constexpr, FIRST: tl.constexpr, COUNT: tl.constexpr):
+    """[ROWS, COUNT] bytes (int32) of records of BYTES from byte FIRST on; 0 past their end.
+
+    Four or eight bytes are loaded as one word where records are aligned to it: single bytes cannot
+    be copied to shared memory ahead of their use.
+    """
+    byte = tl.arange(0, COUNT)[None, :]
+    if (COUNT == 4 or COUNT == 8) and FIRST % COUNT == 0 and BYTES % COUNT == 0:
+        WORD: tl.constexpr = tl.int32 if COUNT == 4 else tl.int64
+        words = tl.load((start + FIRST).to(tl.pointer_type(WORD)), mask=present, other=0)
+        return ((words[:, None] >> (8 * byte)) & 255).to(tl.int32)
+    else:
+        inside = present[:, None] & (FIRST + byte < BYTES)
+        return tl.load(start[:, None] + FIRST + byte, mask=inside, other=0).to(tl.int32)
+
+
+@triton.jit
 def load_mxfp8(
     base, row, present, WIDTH: tl.constexpr, FIRST: tl.constexpr, ROWS: tl.constexpr,
     BLOCK: tl.constexpr, DTYPE: tl.constexpr,
@@ -83,14 +100,9 @@ def load_mxfp8(
     codes = tl.load(
         start[:, None, None] + column, mask=present[:, None, None] & (column < WIDTH), other=0
     )
-    group = FIRST // 32 + group
-    scale = tl.load(
-        start[:, None] + WIDTH + group[None, :],
-        mask=present[:, None] & (group < WIDTH // 32)[None, :],
-        other=0,
-    )
+    scale = _load_scales(start, present, WIDTH + WIDTH // 32, WIDTH + FIRST // 32, BLOCK // 32)
     value = codes.to(tl.float8e4nv, bitcast=True).to(tl.float32) * ue8m0_value(scale)[:, :, None]
-    return tl.reshape(value.to(DTYPE), [ROWS, BLOCK])
+    return tl.reshape(value, [ROWS, BLOCK]).to(DTYPE)
 
 
 @triton.jit
@@ -108,19 +120,16 @@ def load_fp4(
         mask=present[:, None, None] & (column < WIDTH // 2),
         other=0,
     ).to(tl.int32)
-    group = FIRST // GROUP + group
-    scale = tl.load(
-        start[:, None] + WIDTH // 2 + group[None, :],
-        mask=present[:, None] & (group < WIDTH // GROUP)[None, :],
-        other=0,
+    scale = _load_scales(
+        start, present, WIDTH // 2 + WIDTH // GROUP, WIDTH // 2 + FIRST // GROUP, BLOCK // GROUP
     )
     if GROUP == 32:
         factor = ue8m0_value(scale)[:, :, None]
     else:
-        factor = scale.to(tl.float8e4nv, bitcast=True).to(tl.float32)[:, :, None]
-    low = (e2m1_value(packed & 15) * factor).to(DTYPE)
-    high = (e2m1_value(packed >> 4) * factor).to(DTYPE)
-    return tl.reshape(tl.join(low, high), [ROWS, BLOCK])
+        factor = scale.to(tl.uint8).to(tl.float8e4nv, bitcast=True).to(tl.float32)[:, :, None]
+    low = e2m1_value(packed & 15) * factor
+    high = e2m1_value(packed >> 4) * factor
+    return tl.reshape(tl.join(low, high), [ROWS, BLOCK]).to(DTYPE)
 
 
 @triton.jit
