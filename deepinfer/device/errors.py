@@ -22,6 +22,10 @@ class CapabilityError(DeepInferError):
     """The chosen backend cannot do what the model or the configuration needs."""
 
 
+class DeviceMemoryError(DeepInferError):
+    """Work was issued that the device's free memory does not hold; nobody waits for its results."""
+
+
 class ContractError(DeepInferError):
     """An op or a runtime call was given arguments outside its contract."""
 

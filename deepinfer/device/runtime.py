@@ -62,6 +62,10 @@ class Stream(Protocol):
 
         The callable must only issue device work and touch tensors that outlive it; on the CPU
         it runs later, in the stream's own thread.
+
+        Raises:
+            DeviceMemoryError: issuing it found the device's memory full; a part may have been
+                issued. The stream stays usable.
         """
         ...
 

@@ -126,7 +126,11 @@ class LLMEngine:
             self._scheduler,
             model_config,
             StopRules(eos, self._never),
-            PipelineEvents(on_end=self._end_by_tokens, on_starved=self._starve),
+            PipelineEvents(
+                on_end=self._end_by_tokens,
+                on_starved=self._starve,
+                on_no_memory=self._refuse_without_memory,
+            ),
             self._timeline,
             async_depth=scheduler.async_depth,
         )
@@ -375,6 +379,15 @@ class LLMEngine:
             f"KV capacity: request {sequence.request.request_id} reached "
             f"{len(sequence.token_ids)} tokens and the whole cache holds "
             f"{pool * self._scheduler.block_size}; raise cache.memory or lower max_tokens"
+        )
+        self._end(sequence)
+
+    def _refuse_without_memory(self, sequence: Sequence, reason: str) -> None:
+        sequence.finish_reason = FinishReason.ERROR
+        sequence.error = (
+            f"device memory: request {sequence.request.request_id} stopped at "
+            f"{len(sequence.token_ids)} tokens, as not even one row of it could be computed "
+            f"({reason}); free memory on the device or lower cache.memory"
         )
         self._end(sequence)
 

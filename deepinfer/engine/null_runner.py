@@ -143,6 +143,10 @@ class NullStepRunner:
         if self._memory is not None and self._runtime.poisons_released:
             self._memory.poison(slot, blocks)
 
+    def drain(self) -> None:
+        """Wait for everything issued, also for a step whose launch failed half-way."""
+        self._runtime.compute_stream.synchronize()
+
     def close(self) -> None:
         """Let the work end."""
         self._runtime.close()

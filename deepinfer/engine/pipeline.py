@@ -22,6 +22,9 @@ States of a step, all moved here:
   that was scheduled; a sequence that ended or was preempted since ignores them (ZO-8).
 - A sequence may end in step N while N+1 runs with it. Its row in N+1 computes something nobody
   takes; its memory waits in `DeferredRelease` until N+1 is collected (ZO-7).
+- No device memory for a step (`DeviceMemoryError` while it is issued): older steps are finished,
+  its sequences are preempted, and later steps have half its rows. A single row that does not fit
+  ends its request.
 - Nothing to schedule: the oldest step in flight is collected instead. Nobody left: `flush`
   collects them all, so that no memory and no result stays behind (ZO-9).
 """
@@ -32,6 +35,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from deepinfer.device.errors import DeviceMemoryError
 from deepinfer.device.runtime import StepKind
 from deepinfer.engine.batch_builder import build_step
 from deepinfer.engine.commit import StopRules, commit
@@ -39,7 +43,7 @@ from deepinfer.engine.remap import Remap, ResultRing
 from deepinfer.engine.sampling_batch import SamplingBatch
 from deepinfer.engine.sampling_builder import SamplingBuilder
 from deepinfer.engine.scheduler import Scheduler
-from deepinfer.engine.sequence import Sequence
+from deepinfer.engine.sequence import Sequence, SequenceStatus
 from deepinfer.engine.step_runner import StepRunner
 from deepinfer.engine.step_state import SchedulerOutputs, WorkerStepState
 from deepinfer.engine.timeline import Phase, Timeline
@@ -53,10 +57,12 @@ class PipelineEvents:
     Attributes:
         on_end: a sequence has ended by its own tokens; its finish reason is set.
         on_starved: a sequence needs more KV than there is.
+        on_no_memory: the device has no memory for a row of a sequence; with its reason.
     """
 
     on_end: Callable[[Sequence], None]
     on_starved: Callable[[Sequence], None]
+    on_no_memory: Callable[[Sequence, str], None]
 
 
 class StepPipeline:
@@ -107,7 +113,7 @@ class StepPipeline:
         for sequence in starved:
             self._events.on_starved(sequence)
         if scheduled.kind is not StepKind.EMPTY:
-            self._launch(scheduled)
+            self._launch_or_take_back(scheduled)
         elif self._inflight:
             # What could run next depends on results that are still out.
             self._finish_oldest()
@@ -123,6 +129,26 @@ class StepPipeline:
         while self._inflight:
             self._finish_oldest()
         self._timeline.drained()
+
+    def _launch_or_take_back(self, scheduled: SchedulerOutputs) -> None:
+        reason: str | None = None
+        try:
+            self._launch(scheduled)
+        except DeviceMemoryError as error:
+            reason = str(error)
+        # Outside of the handler: what the failed work made is freed with its traceback.
+        if reason is not None:
+            self._take_back(scheduled, reason)
+
+    def _take_back(self, scheduled: SchedulerOutputs, reason: str) -> None:
+        """Go on without a step the device had no memory for; its sequences are computed anew."""
+        self._timeline.mark("no device memory")
+        self.flush()
+        self._runner.drain()  # what was issued of it reads the memory that is now released
+        if not self._scheduler.take_back(scheduled):
+            (metadata,) = scheduled.sequences
+            if metadata.sequence.status is SequenceStatus.WAITING:
+                self._events.on_no_memory(metadata.sequence, reason)
 
     def _launch(self, scheduled: SchedulerOutputs) -> None:
         step, inflight = scheduled.step, (state.scheduled for state in self._inflight)

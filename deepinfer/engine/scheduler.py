@@ -333,6 +333,28 @@ class Scheduler:
         self._release(sequence)
         self.add(sequence)
 
+    def take_back(self, scheduled: SchedulerOutputs) -> bool:
+        """Undo a step that could not be launched for want of device memory.
+
+        Its sequences are preempted, all of them, as nobody knows what the device has done of it;
+        from now on steps have half its rows. To be called with nothing issued that still runs.
+
+        Returns:
+            Whether smaller steps are left to try; False: it had one row.
+        """
+        for metadata in reversed(scheduled.sequences):
+            if metadata.is_current and metadata.sequence.status is SequenceStatus.RUNNING:
+                self.preempt(metadata.sequence)
+        self._deferred.collected(scheduled.step)
+        if scheduled.num_rows == 1:
+            return False
+        self._max_num_tokens = scheduled.num_rows // 2
+        _log.warning(
+            "no device memory for a step of %d rows; steps have at most %d from now on",
+            scheduled.num_rows, self._max_num_tokens,
+        )  # fmt: skip
+        return True
+
     def finish(self, sequence: Sequence) -> None:
         """Take an ended sequence out, wherever it stands; late results of it are ignored."""
         if sequence.status is SequenceStatus.WAITING:

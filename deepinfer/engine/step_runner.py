@@ -42,6 +42,8 @@ class StepRunner(Protocol):
             built: host tensors; not changed by the caller until the step is collected.
             pre_sampler_sync: gives the sampling controls of the rows that sample.
             timed: whether the state tells when forward and sampling began and ended.
+        Raises:
+            DeviceMemoryError: the device has no memory for the step; a part may have been issued.
         """
         ...
 
@@ -58,6 +60,10 @@ class StepRunner(Protocol):
 
         Test modes poison them.
         """
+        ...
+
+    def drain(self) -> None:
+        """Wait for everything issued, also for a step whose launch failed half-way."""
         ...
 
     def close(self) -> None:

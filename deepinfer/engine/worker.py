@@ -227,6 +227,10 @@ class Worker:
         self._runtime.copy_stream.enqueue(poison)
         self._runtime.copy_stream.synchronize()
 
+    def drain(self) -> None:
+        """Wait for everything issued, also for a step whose launch failed half-way."""
+        self._runtime.compute_stream.synchronize()
+
     def close(self) -> None:
         """Drain the device and end its threads."""
         self._backend.close()

@@ -15,7 +15,12 @@ from deepinfer.config import EngineConfig, override
 from deepinfer.device import formats
 from deepinfer.device.backend import CacheKind
 from deepinfer.device.backend_config import BackendConfig
-from deepinfer.device.errors import CapabilityError, ConfigError, ContractError
+from deepinfer.device.errors import (
+    CapabilityError,
+    ConfigError,
+    ContractError,
+    DeviceMemoryError,
+)
 from deepinfer.device.numerics import Numerics
 from deepinfer.device.runtime import StepKind
 from deepinfer.device.weights import WeightFormat, stored_from_float
@@ -75,6 +80,15 @@ def test_timed_events_stand_on_the_host_clock(backend: CudaBackend) -> None:
     assert before <= event.time_us <= runtime.now_us()
     with pytest.raises(ContractError, match="pass timed=True"):
         _ = runtime.compute_stream.record_event().time_us
+
+
+def test_full_device_is_told_in_the_engines_words(backend: CudaBackend) -> None:
+    def work() -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB.\nSee the docs")
+
+    with pytest.raises(DeviceMemoryError, match=r"Tried to allocate 2 GiB\.$"):
+        backend.runtime.compute_stream.enqueue(work)
+    backend.runtime.compute_stream.enqueue(lambda: None)
 
 
 def test_closed_runtime_takes_no_calls() -> None:

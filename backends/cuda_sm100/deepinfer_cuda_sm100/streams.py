@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import torch
 
-from deepinfer.device.errors import ContractError
+from deepinfer.device.errors import ContractError, DeviceMemoryError
 from deepinfer.device.runtime import Event
 
 
@@ -71,10 +71,14 @@ class CudaStream:
         self._is_closed = False
 
     def enqueue(self, work: Callable[[], None]) -> None:
-        """Issue `work` on this stream, without gradients; what issuing raises comes out here."""
+        """Issue `work` on this stream, without gradients; what issuing raises comes out here.
+
+        Raises:
+            DeviceMemoryError: torch found no memory for a tensor of it.
+        """
         self._require_open()
         with torch.no_grad(), torch.cuda.stream(self.stream):
-            work()
+            _issue(work)
 
     def record_event(self, *, timed: bool = False) -> CudaEvent:
         """An event after everything issued so far; with `timed` it can tell when it happened."""
@@ -107,6 +111,14 @@ class CudaStream:
             raise ContractError(
                 f"stream {self.name!r} is closed and takes no calls; create a new runtime"
             )
+
+
+def _issue(work: Callable[[], None]) -> None:
+    """Run `work`; torch's error of a full device becomes the engine's."""
+    try:
+        work()
+    except torch.OutOfMemoryError as error:
+        raise DeviceMemoryError(str(error).partition("\n")[0]) from error
 
 
 class HappenedEvent:
@@ -145,7 +157,7 @@ class InterpretedStream:
         """Run `work` now, without gradients."""
         self._require_open()
         with torch.no_grad():
-            work()
+            _issue(work)
 
     def record_event(self, *, timed: bool = False) -> HappenedEvent:
         """An event that has happened."""
