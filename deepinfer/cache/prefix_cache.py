@@ -1,9 +1,4 @@
-"""What a new sequence may take over from the blocks that others left, and what it costs.
-
-A hit brings the rows that grow with the text. The sliding windows before its end belong to no
-block: they are rebuilt by computing the last tokens of the hit again (replay). Replayed rows read
-the blocks of the hit and never write them.
-"""
+"""What a new sequence may take over from the blocks that others left."""
 
 from __future__ import annotations
 
@@ -19,14 +14,14 @@ class PrefixHit:
     """The beginning that a sequence takes over.
 
     Attributes:
-        num_tokens: tokens H whose blocks are taken over, and are not written any more.
-        start: first position that is computed; those up to H are the replay.
+        num_tokens: its tokens, whose blocks are not written any more.
         blocks: the blocks, in order.
+        is_exact: each of them holds what a run from the start would have written.
     """
 
     num_tokens: int = 0
-    start: int = 0
     blocks: tuple[int, ...] = ()
+    is_exact: bool = True
 
 
 NO_HIT = PrefixHit()
@@ -37,20 +32,19 @@ class HitRules:
     """How much of a known beginning is used.
 
     Attributes:
-        block_size: tokens in a block, even.
+        block_size: tokens in a block.
         window: tokens of the sliding window.
-        replay_len: tokens before the end of a hit that are computed again, at most all of them.
     """
 
     block_size: int
     window: int
-    replay_len: int
 
     def hit_len(self, num_known: int, num_tokens: int) -> int:
         """Tokens to take over.
 
-        A hit that the window covers would be computed again as a whole, so it is none. The replay
-        computes the last token again, so a hit may be as long as the sequence.
+        Windows belong to no block: they are rebuilt by computing the last tokens of the hit again.
+        So a hit that the window covers saves nothing, and is none; and a hit may be as long as
+        the sequence, because its last token is computed anyway.
 
         Args:
             num_known: tokens whose blocks are known, a multiple of the block size.
@@ -58,31 +52,6 @@ class HitRules:
         """
         hit = min(num_known, num_tokens - num_tokens % self.block_size)
         return hit if hit > self.window else 0
-
-    def replay_start(self, hit_len: int) -> int:
-        """First position to compute."""
-        return max(0, hit_len - self.replay_len)
-
-
-@dataclass(slots=True)
-class PrefixStats:
-    """Tokens at admissions, counted since the engine began.
-
-    Attributes:
-        num_queried_tokens: tokens of the sequences that were looked up.
-        num_hit_tokens: of these, tokens that were not computed again.
-        num_replayed_tokens: tokens of hits that were computed again to rebuild windows.
-    """
-
-    num_queried_tokens: int = 0
-    num_hit_tokens: int = 0
-    num_replayed_tokens: int = 0
-
-    def count(self, hit: PrefixHit, num_tokens: int) -> None:
-        """Count an admission."""
-        self.num_queried_tokens += num_tokens
-        self.num_hit_tokens += hit.start
-        self.num_replayed_tokens += hit.num_tokens - hit.start
 
 
 class PrefixCache:
@@ -95,7 +64,7 @@ class PrefixCache:
             rules: how much of a known beginning is used.
             seed: what the first block of every sequence follows (`chain_seed`).
         """
-        self.rules, self.index, self.stats = rules, PrefixIndex(), PrefixStats()
+        self.rules, self.index = rules, PrefixIndex()
         self._seed = seed
 
     def name_blocks(self, names: list[bytes], token_ids: Sequence[int]) -> None:
@@ -112,5 +81,5 @@ class PrefixCache:
         hit_len = self.rules.hit_len(len(known) * size, num_tokens)
         if hit_len == 0:
             return NO_HIT
-        start = self.rules.replay_start(hit_len)
-        return PrefixHit(hit_len, start, tuple(known[: hit_len // size]))
+        blocks = tuple(known[: hit_len // size])
+        return PrefixHit(hit_len, blocks, all(map(self.index.is_exact, blocks)))

@@ -13,6 +13,7 @@ class PrefixIndex:
     def __init__(self) -> None:
         self._blocks: dict[bytes, int] = {}
         self._names: dict[int, bytes] = {}
+        self._inexact: set[int] = set()
 
     def __len__(self) -> int:
         return len(self._blocks)
@@ -34,9 +35,17 @@ class PrefixIndex:
             found.append(block)
         return found
 
-    def add(self, name: bytes, block: int) -> None:
+    def is_exact(self, block: int) -> bool:
+        """Whether a known block holds what a run from the start would have written."""
+        return block not in self._inexact
+
+    def add(self, name: bytes, block: int, *, is_exact: bool = True) -> None:
         """Publish a block.
 
+        Args:
+            name: of its content.
+            block: the block.
+            is_exact: whether it holds what a run from the start would have written.
         Raises:
             ContractError: the name has a block, or the block has a name.
         """
@@ -48,6 +57,8 @@ class PrefixIndex:
             )
         self._blocks[name] = block
         self._names[block] = name
+        if not is_exact:
+            self._inexact.add(block)
 
     def remove(self, block: int) -> bytes:
         """Forget a block; its name.
@@ -59,4 +70,5 @@ class PrefixIndex:
         if name is None:
             raise ContractError(f"prefix index: block {block} is not published")
         del self._blocks[name]
+        self._inexact.discard(block)
         return name

@@ -29,7 +29,6 @@ class Limit:
 
 
 LIMITS = (
-    Limit("cache.prefix", (False,), "keeping blocks for prompts that begin alike"),
     Limit("speculation.mode", (SpeculationMode.OFF,), "speculative decoding"),
     Limit("speculation.max_drafts", (0,), "speculative decoding"),
     Limit("deploy", ("single",), "running on several ranks"),

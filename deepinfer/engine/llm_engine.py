@@ -15,7 +15,7 @@ from pathlib import Path
 
 from deepinfer.cache.block_hash import chain_seed
 from deepinfer.cache.block_pool import blocks_for
-from deepinfer.cache.prefix_cache import HitRules, PrefixCache, PrefixStats
+from deepinfer.cache.prefix_cache import HitRules, PrefixCache
 from deepinfer.config import EngineConfig
 from deepinfer.device.backend import Backend
 from deepinfer.device.errors import CapabilityError, RequestError
@@ -28,6 +28,7 @@ from deepinfer.engine.kv_sizing import longest_sequence
 from deepinfer.engine.output_text import OutputText
 from deepinfer.engine.outputs import CompletionOutput, FinishReason, RequestOutput
 from deepinfer.engine.pipeline import PipelineEvents, StepPipeline
+from deepinfer.engine.prefix_reuse import PrefixReuse, PrefixStats
 from deepinfer.engine.replay_rule import ReplayRule
 from deepinfer.engine.request_controls import RequestControls
 from deepinfer.engine.sampling_params import SamplingParams
@@ -114,7 +115,7 @@ class LLMEngine:
             max_num_tokens=scheduler.max_num_tokens,
             max_chunk_tokens=scheduler.max_chunk_tokens,
             max_drafts=runner.max_drafts,
-            prefix=_prefix_cache(config, model_config) if config.cache.prefix else None,
+            reuse=self._prefix_reuse() if config.cache.prefix else None,
             on_release=runner.release,
         )
         eos = frozenset(tokenizer.eos_token_ids) or frozenset({model_config.eos_token_id})
@@ -137,6 +138,12 @@ class LLMEngine:
         self._requests: dict[str, Request] = {}
         self._arrivals = itertools.count()
         self._num_non_finite = 0
+
+    def _prefix_reuse(self) -> PrefixReuse:
+        config, drafts = self.config, self._runner.max_drafts > 0
+        rules = HitRules(config.cache.block_size, self.model_config.sliding_window)
+        cache = PrefixCache(rules, chain_seed(cache_identity(config)))
+        return PrefixReuse(cache, self._replay, config.replay, drafts=drafts)
 
     @classmethod
     def from_config(
@@ -314,7 +321,7 @@ class LLMEngine:
     def stats(self) -> EngineStats:
         """Figures of now."""
         scheduler = self._scheduler
-        prefix = PrefixStats() if scheduler.prefix is None else scheduler.prefix.stats
+        reuse = PrefixStats() if scheduler.reuse is None else scheduler.reuse.stats
         return EngineStats(
             num_running=len(scheduler.running),
             num_waiting=len(scheduler.waiting),
@@ -325,9 +332,9 @@ class LLMEngine:
             num_steps=self._pipeline.num_steps,
             num_preemptions=scheduler.num_preemptions,
             num_non_finite=self._num_non_finite,
-            prefix_queried_tokens=prefix.num_queried_tokens,
-            prefix_hit_tokens=prefix.num_hit_tokens,
-            replayed_tokens=prefix.num_replayed_tokens,
+            prefix_queried_tokens=reuse.num_queried_tokens,
+            prefix_hit_tokens=reuse.num_hit_tokens,
+            replayed_tokens=reuse.num_replayed_tokens,
             num_evicted_blocks=scheduler.blocks.num_evicted,
         )
 
@@ -429,13 +436,6 @@ class LLMEngine:
             num_cached_tokens=request.num_cached_tokens or 0,
             marks=self._marks,
         )
-
-
-def _prefix_cache(config: EngineConfig, model: V41Config) -> PrefixCache:
-    size, window = config.cache.block_size, model.sliding_window
-    # Each layer's window rows follow from W - 1 rows more of the layer below.
-    replay_len = window + (model.num_hidden_layers - 1) * (window - 1)
-    return PrefixCache(HitRules(size, window, replay_len), chain_seed(cache_identity(config)))
 
 
 def _require_feature(backend: Backend, determinism: Determinism) -> None:

@@ -109,19 +109,23 @@ class NullMemory:
         self._rings[place.slot] = _Ring(owner, begin, first + len(token_ids))
         for position, token_id in enumerate(token_ids, start=first):
             text = hash((text, token_id))
-            if position < place.write_from:
-                continue
-            self._check_window(owner, begin, position)
-            row = self._row(owner, place, position)
-            writer = self._writers.get(row)
-            if self._poisons and self._rows.get(row) is not None and writer != owner:
-                raise ContractError(
-                    f"{_name(owner)} writes position {position} into block {row[0]}, over a row "
-                    f"of {'nobody' if writer is None else _name(writer)}; replayed rows read "
-                    "shared blocks and never write them"
-                )
-            self._rows[row] = _Row(position, token_id, text)
-            self._writers[row] = owner
+            if position >= place.write_from:
+                self._write_row(owner, place, _Row(position, token_id, text))
+            # The logits of a hit's last token may be wanted, too.
+            if position >= place.write_from - 1:
+                self._check_window(owner, begin, position)
+
+    def _write_row(self, owner: Owner, place: Place, row: _Row) -> None:
+        where = self._row(owner, place, row.position)
+        writer = self._writers.get(where)
+        if self._poisons and self._rows.get(where) is not None and writer != owner:
+            raise ContractError(
+                f"{_name(owner)} writes position {row.position} into block {where[0]}, over a row "
+                f"of {'nobody' if writer is None else _name(writer)}; replayed rows read shared "
+                "blocks and never write them"
+            )
+        self._rows[where] = row
+        self._writers[where] = owner
 
     def poison(self, slot: int | None, blocks: Collection[int]) -> None:
         """Overwrite a slot (None for none) and blocks, now."""
@@ -144,11 +148,11 @@ class NullMemory:
             )
 
     def _check_window(self, owner: Owner, begin: int, position: int) -> None:
-        """A row that others may read must follow from a window that is as in a cold run."""
+        """What becomes of a row must follow from windows that are as in a run from the start."""
         good_from = begin + self._replay_len - self._window if begin else 0
         if good_from > max(0, position - self._window + 1):
             raise ContractError(
-                f"{_name(owner)} writes position {position} after computing from position "
+                f"{_name(owner)} computes position {position} after beginning at "
                 f"{begin} on; its windows are good from {good_from} on: replay "
                 f"{self._replay_len} rows before a hit's end"
             )

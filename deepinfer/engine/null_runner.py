@@ -13,7 +13,6 @@ from dataclasses import dataclass
 
 import torch
 
-from deepinfer.cache.prefix_cache import PrefixHit
 from deepinfer.config import EngineConfig
 from deepinfer.device.errors import ConfigError, ContractError
 from deepinfer.device.null import NullRuntime, TokenScript
@@ -29,6 +28,7 @@ from deepinfer.engine.step_state import (
     SequenceMetadata,
     WorkerStepState,
 )
+from deepinfer.model.replay import PrefillRows
 
 # Written at the positions of refused drafts; no script has it.
 _REFUSED_DRAFT = -2
@@ -114,10 +114,10 @@ class NullStepRunner:
         stream = self._runtime.compute_stream
         results: list[_Result] = []
         # As they are now; a sequence may have lost its memory when the work runs.
-        hits = [metadata.sequence.hit for metadata in scheduled.sequences]
+        rows = [metadata.sequence.rows for metadata in scheduled.sequences]
         begun = stream.record_event()
         with self._runtime.step(scheduled.kind, scheduled.num_rows):
-            stream.enqueue(lambda: results.extend(self._forward(scheduled, built, hits)))
+            stream.enqueue(lambda: results.extend(self._forward(scheduled, built, rows)))
         forwarded = stream.record_event()
         sampling = pre_sampler_sync()
         if sampling.num_top is not None or built.prompt_targets:
@@ -162,7 +162,7 @@ class NullStepRunner:
         )
 
     def _forward(
-        self, scheduled: SchedulerOutputs, built: BuiltStep, hits: Sequence[PrefixHit]
+        self, scheduled: SchedulerOutputs, built: BuiltStep, rows: Sequence[PrefillRows]
     ) -> list[_Result]:
         """Results of the sequences that sample, in their order."""
         batch = built.batch
@@ -186,8 +186,8 @@ class NullStepRunner:
             else:
                 result = self._verify(metadata, context + query_len - 1, 1)
             if self._memory is not None:
-                hit = hits[index]
-                place = Place(metadata.slot, tables[index], hit.start, hit.num_tokens)
+                own = rows[index]
+                place = Place(metadata.slot, tables[index], own.first, own.write_from)
                 self._touch(metadata, place, context, fed[:query_len])
             if metadata.samples:
                 results.append(result)

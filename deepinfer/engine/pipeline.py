@@ -154,7 +154,7 @@ class StepPipeline:
         step, inflight = scheduled.step, (state.scheduled for state in self._inflight)
         with self._timeline.phase(Phase.BUILD, step):
             for metadata in scheduled.sequences:
-                if metadata.context_len == metadata.sequence.hit.start:
+                if metadata.context_len == metadata.sequence.rows.first:
                     self._start_on_device(metadata.sequence, metadata.slot)
             remap = Remap.between(inflight, scheduled, self._ring)
             built = build_step(scheduled, remap, self._ring, self._model_config)

@@ -29,10 +29,10 @@ import logging
 from collections.abc import Callable, Collection
 
 from deepinfer.cache.block_pool import BlockPool, SlotPool, blocks_for
-from deepinfer.cache.prefix_cache import NO_HIT, PrefixCache, PrefixHit
+from deepinfer.cache.prefix_cache import NO_HIT
 from deepinfer.device.runtime import StepKind
 from deepinfer.engine.deferred_release import DeferredRelease
-from deepinfer.engine.outputs import FinishReason
+from deepinfer.engine.prefix_reuse import PrefixReuse
 from deepinfer.engine.sequence import Sequence, SequenceStatus
 from deepinfer.engine.step_state import SchedulerOutputs, SequenceMetadata
 
@@ -58,7 +58,7 @@ class Scheduler:
         max_num_tokens: int,
         max_chunk_tokens: int,
         max_drafts: int = 0,
-        prefix: PrefixCache | None = None,
+        reuse: PrefixReuse | None = None,
         on_release: Callable[[int | None, Collection[int]], None],
     ) -> None:
         """An empty scheduler.
@@ -70,15 +70,15 @@ class Scheduler:
             max_num_tokens: rows of a step.
             max_chunk_tokens: prefill rows of one sequence in a step.
             max_drafts: drafts verified with each token in a decode step.
-            prefix: what is known of earlier sequences; None keeps nothing.
+            reuse: what is known of earlier sequences; None keeps nothing.
             on_release: called with slot and blocks when nothing on the device reads them any
                 more, before anybody else gets them; with None for a slot when blocks alone go.
         """
         self.block_size = block_size
-        self.prefix = prefix
+        self.reuse = reuse
         self.blocks = BlockPool(
             num_blocks,
-            None if prefix is None else prefix.index,
+            None if reuse is None else reuse.cache.index,
             on_evict=lambda blocks: on_release(None, blocks),
         )
         self.slots = SlotPool(max_num_seqs)
@@ -167,7 +167,7 @@ class Scheduler:
         """Give a waiting sequence its slot and its blocks; False: there is no room now."""
         if self.slots.num_free == 0:
             return False
-        hit = self._look_up(sequence)
+        hit = NO_HIT if self.reuse is None else self.reuse.look_up(sequence)
         needed = self._blocks_to_admit(sequence) - len(hit.blocks)
         if needed > self.blocks.num_free - self.blocks.count_idle(hit.blocks) - num_owed:
             return False
@@ -175,57 +175,22 @@ class Scheduler:
         # Held first: allocating may evict.
         self.blocks.hold(hit.blocks)
         sequence.blocks = [*hit.blocks, *self.blocks.allocate(needed)]
-        sequence.begin(hit)
-        if self.prefix is not None:
-            self.prefix.stats.count(hit, len(sequence.token_ids))
+        if self.reuse is None:
+            sequence.begin(hit, sequence.rows)
+        else:
+            self.reuse.admit(sequence, hit)
         sequence.status = SequenceStatus.RUNNING
         bisect.insort(self.running, sequence, key=lambda running: running.order)
         return True
 
-    def _look_up(self, sequence: Sequence) -> PrefixHit:
-        """What a waiting sequence may take over; nothing if the logits of its prompt are wanted."""
-        if self.prefix is None:
-            return NO_HIT
-        self.prefix.name_blocks(sequence.block_names, sequence.token_ids)
-        if sequence.scores_prompt:
-            return NO_HIT
-        return self.prefix.look_up(sequence.block_names, len(sequence.token_ids))
-
     def publish(self, sequence: Sequence) -> None:
-        """Make the blocks known that a running sequence has filled with committed tokens.
-
-        Where a block of that content is known already, the sequence goes on with that one: so
-        whoever holds a known block holds the known blocks before it.
-        """
-        if self.prefix is None:
-            return
-        if sequence.finish_reason is FinishReason.ERROR:
-            self._withdraw(sequence)
-            return
-        num_known = min(sequence.num_cached_tokens, len(sequence.token_ids))
-        num_full = num_known // self.block_size
-        if num_full <= sequence.num_published_blocks:
-            return
-        self.prefix.name_blocks(sequence.block_names, sequence.token_ids)
-        index = self.prefix.index
-        for number in range(sequence.num_published_blocks, num_full):
-            name, own = sequence.block_names[number], sequence.blocks[number]
-            twin = index.block(name)
-            if twin is None:
-                index.add(name, own)
-            else:
-                self.blocks.hold([twin])
-                sequence.blocks[number] = twin
-                # Steps in flight read it through the block tables they were launched with.
-                self._deferred.defer(sequence, None, [own])
-        sequence.num_published_blocks = num_full
-
-    def _withdraw(self, sequence: Sequence) -> None:
-        """Forget the blocks of a failed sequence: what spoilt its logits may lie in them."""
-        assert self.prefix is not None  # the caller asked
-        for block in sequence.blocks[: sequence.num_published_blocks]:
-            if block in self.prefix.index:
-                self.prefix.index.remove(block)
+        """Hear that a running sequence's committed length has moved."""
+        if self.reuse is not None:
+            self.reuse.publish(
+                sequence,
+                self.blocks,
+                lambda owner, block: self._deferred.defer(owner, None, [block]),
+            )
 
     def _chunk(self, sequence: Sequence, budget: int) -> SequenceMetadata:
         context = sequence.num_launched_tokens

@@ -82,7 +82,7 @@ class Sequence:
         max_len: most tokens it may reach, prompt included.
         constraint: structured output, or None.
         status: where it stands.
-        rows: which rows of its prefill each layer runs.
+        rows: which rows of its prefill each layer runs; set at admission.
         num_cached_tokens: positions whose KV is committed.
         total_inflight_tokens: positions launched and not committed (ZO-3).
         prefill_target: positions to compute before it decodes; set at admission.
@@ -167,14 +167,14 @@ class Sequence:
             and len(request.prompt_logprobs) < len(request.prompt_token_ids)
         )
 
-    def begin(self, hit: PrefixHit) -> None:
+    def begin(self, hit: PrefixHit, rows: PrefillRows) -> None:
         """Start with what was taken over; blocks and slot are set by the caller."""
         self.hit, self.num_published_blocks = hit, len(hit.blocks)
-        self.num_cached_tokens = hit.start
+        self.rows, self.num_cached_tokens = rows, rows.first
         self.prefill_target = len(self.token_ids)
         if self.index == 0 and self.request.num_cached_tokens is None:
             # Later admissions find what the request itself has left.
-            self.request.num_cached_tokens = hit.start
+            self.request.num_cached_tokens = rows.first
 
     def lose_memory(self) -> None:
         """Forget slot and blocks, and everything that was computed into them."""

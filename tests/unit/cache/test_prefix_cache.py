@@ -48,7 +48,7 @@ class PrefixLife(RuleBasedStateMachine):
     @initialize(num_blocks=st.integers(1, 9))
     def begin(self, num_blocks: int) -> None:
         self.num_blocks = num_blocks
-        self.cache = PrefixCache(HitRules(SIZE, window=1, replay_len=1), b"seed")
+        self.cache = PrefixCache(HitRules(SIZE, window=1), b"seed")
         self.pool = BlockPool(num_blocks, self.cache.index, on_evict=self.hear_evicted)
 
     def hear_evicted(self, blocks: object) -> None:
@@ -172,16 +172,11 @@ TestPrefixLife.settings = settings(max_examples=200, stateful_step_count=60, dea
 def test_how_much_of_a_known_beginning_is_used(
     num_known: int, num_tokens: int, hit_len: int
 ) -> None:
-    assert HitRules(4, window=8, replay_len=20).hit_len(num_known, num_tokens) == hit_len
-
-
-def test_a_hit_shorter_than_the_replay_is_computed_from_the_start() -> None:
-    rules = HitRules(4, window=8, replay_len=20)
-    assert [rules.replay_start(hit) for hit in (12, 20, 24)] == [0, 0, 4]
+    assert HitRules(4, window=8).hit_len(num_known, num_tokens) == hit_len
 
 
 def test_names_are_made_once_and_for_full_blocks() -> None:
-    cache, names = PrefixCache(HitRules(4, 1, 1), b"seed"), list[bytes]()
+    cache, names = PrefixCache(HitRules(4, 1), b"seed"), list[bytes]()
     cache.name_blocks(names, range(7))
     assert len(names) == 1
     cache.name_blocks(names, range(12))

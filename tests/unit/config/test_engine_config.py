@@ -19,7 +19,6 @@ from deepinfer.device.errors import ConfigError
 @pytest.mark.parametrize(
     ("setting", "expected"),
     [
-        ("cache.prefix=true", "false"),
         ("speculation.mode=fixed", "off"),
         ("speculation.mode=dynamic", "off"),
         ("speculation.max_drafts=3", "0"),
@@ -37,7 +36,7 @@ def test_known_feature_that_is_not_built_is_refused(setting: str, expected: str)
 
 def test_refusal_also_meets_configurations_made_in_python() -> None:
     with pytest.raises(ConfigError, match="not available in this version"):
-        EngineConfig.model_validate({"cache": {"prefix": True}})
+        EngineConfig.model_validate({"deploy": "ep8"})
 
 
 def test_limits_name_fields_that_exist_and_allow_the_default() -> None:

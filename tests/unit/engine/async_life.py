@@ -219,7 +219,7 @@ class AsyncLife(RuleBasedStateMachine):
         scheduler = self.null.engine._scheduler
         held = [block for sequence in scheduler.running for block in sequence.blocks]
         late = scheduler.num_deferred_blocks
-        if scheduler.prefix is None:
+        if scheduler.reuse is None:
             assert len(set(held)) == len(held) == scheduler.blocks.num_used - late
         # Several may hold a block, but none twice.
         assert all(len(set(s.blocks)) == len(s.blocks) for s in scheduler.running)

@@ -15,12 +15,14 @@ from deepinfer.engine.null_runner import NullStepRunner
 from deepinfer.engine.outputs import RequestOutput
 from deepinfer.engine.timeline import Timeline
 from deepinfer.model.config import V41Config
+from deepinfer.model.replay import exact_rows
 from deepinfer.text.tokenizer import TextTokenizer
 
 CHECKPOINT = Path(__file__).parents[2] / "data/golden/tiny_a/checkpoint"
 MAX_STEPS = 3000
 # Short, so that sequences of a few dozen tokens begin inside a replay and outside of it.
 WINDOW = 2
+MANY = 1000
 MakeTimeline = Callable[[Callable[[], float], Callable[[float], None]], Timeline]
 # Above the special tokens and below the image placeholder; counts up, so gaps and repeats show.
 COUNTING = CounterScript(first=20, vocab_size=300)
@@ -90,7 +92,7 @@ def null_engine(
         config,
         max_drafts=max_drafts,
         window=WINDOW,
-        replay_len=WINDOW + (model_config.num_hidden_layers - 1) * (WINDOW - 1),
+        replay_len=MANY - exact_rows(model_config, MANY, 0).first,
     )
     tokenizer = TextTokenizer.from_directory(CHECKPOINT)
     engine = LLMEngine(

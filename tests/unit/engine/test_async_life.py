@@ -6,6 +6,7 @@ import pytest
 from hypothesis import settings
 
 from tests.unit.engine.async_life import AsyncLife
+from tests.unit.engine.prefix_life import PrefixLife
 
 
 class LongAsyncLife(AsyncLife):
@@ -16,3 +17,13 @@ TestAsyncLife = AsyncLife.TestCase
 TestAsyncLife.settings = settings(max_examples=500, stateful_step_count=40, deadline=None)
 TestLongAsyncLife = pytest.mark.timeout(7200)(pytest.mark.slow(LongAsyncLife.TestCase))
 TestLongAsyncLife.settings = settings(max_examples=5000, stateful_step_count=60, deadline=None)
+
+
+class LongPrefixLife(PrefixLife):
+    """The same life with another name, so that it has settings of its own."""
+
+
+TestPrefixLife = PrefixLife.TestCase
+TestPrefixLife.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+TestLongPrefixLife = pytest.mark.timeout(7200)(pytest.mark.slow(LongPrefixLife.TestCase))
+TestLongPrefixLife.settings = settings(max_examples=5000, stateful_step_count=60, deadline=None)

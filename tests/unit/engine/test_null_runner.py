@@ -136,17 +136,18 @@ def test_a_row_of_somebody_else_is_not_written_over() -> None:
 
 def test_window_rows_from_before_the_replay_are_missing() -> None:
     memory = memory_of_a()
-    memory.write(B, Place(1, [4, 6], floor=1, write_from=3), [10], [11, 12])
+    memory.write(B, Place(1, [4, 6], floor=1, write_from=4), [10], [11, 12])
     memory.read(B, Place(1, [4, 6], floor=1), [10, 11])
     with pytest.raises(ContractError, match="reads positions 0 to 0 of window ring 1"):
         memory.read(B, Place(1, [4, 6]), [10])
 
 
-def test_a_replay_that_is_too_short_shows_in_what_is_written() -> None:
+def test_a_replay_that_is_too_short_shows() -> None:
     memory = memory_of_a()
-    memory.write(B, Place(1, [4, 6, 8], floor=1, write_from=3), [10], [11, 12])
+    place = Place(1, [4, 6, 8], floor=1, write_from=4)
+    memory.write(B, place, [10], [11, 12])
     with pytest.raises(ContractError, match="its windows are good from 3 on: replay 4 rows"):
-        memory.write(B, Place(1, [4, 6, 8], floor=1, write_from=3), [10, 11, 12], [13])
+        memory.write(B, place, [10, 11, 12], [13])
 
 
 def test_poison_takes_effect_at_once() -> None:
