@@ -152,9 +152,13 @@ MUTATIONS = {
         "sampling", "sample", "reached < wanted", "reached + weight < wanted",
         "filter_logits:normative,top_p",
     ),
+    "the last of equal parts is taken": _of(
+        "sampling", "sample", "return top, tl.min(tl.where(value == top, place, 0x7FFFFFFF)",
+        "return top, tl.max(tl.where(value == top, place, -1)", "sample_tokens:normative,*",
+    ),
     "draws use another column's number": _of(
-        "sampling", "sample", "position, purpose, column)",
-        "position, purpose, column + 1)",
+        "sampling", "sample", "position, purpose, start, COLUMNS)",
+        "position, purpose, start + 4, COLUMNS)",
         "sample_tokens:normative,*",
     ),
     "equal drafts are admitted in the order of requests": _of(

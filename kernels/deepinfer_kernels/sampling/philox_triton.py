@@ -19,9 +19,9 @@ _UNIT = tl.constexpr(2.0**-32)
 
 
 @triton.jit
-def philox_uniform(seed, sample, position, purpose, column):
-    """fp32 numbers in (0, 1) at int32 columns [n]; seed, sample and position are int64 scalars."""
-    c0 = (column // 4).to(tl.uint32)
+def _words(seed, sample, position, purpose, counter):
+    """The four uint32 words of int32 counters [n]; seed, sample and position are int64 scalars."""
+    c0 = counter.to(tl.uint32)
     zero = c0 * 0
     c1 = zero + position.to(tl.uint32)
     c2 = zero + sample.to(tl.uint32)
@@ -41,9 +41,33 @@ def philox_uniform(seed, sample, position, purpose, column):
         c3 = low_0
         k0 = k0 + _KEY_STEP_0
         k1 = k1 + _KEY_STEP_1
+    return c0, c1, c2, c3
+
+
+@triton.jit
+def _unit_interval(word):
+    return tl.minimum((word.to(tl.float32) + 0.5) * _UNIT, _BELOW_ONE)
+
+
+@triton.jit
+def philox_uniform(seed, sample, position, purpose, column):
+    """fp32 numbers in (0, 1) at int32 columns [n]; seed, sample and position are int64 scalars."""
+    c0, c1, c2, c3 = _words(seed, sample, position, purpose, column // 4)
     place = column % 4
     word = tl.where(place == 0, c0, tl.where(place == 1, c1, tl.where(place == 2, c2, c3)))
-    return tl.minimum((word.to(tl.float32) + 0.5) * _UNIT, _BELOW_ONE)
+    return _unit_interval(word)
+
+
+@triton.jit
+def philox_block(seed, sample, position, purpose, start, COLUMNS: tl.constexpr):
+    """`philox_uniform` of columns start .. start + COLUMNS, all four words of a counter used.
+
+    `start` and COLUMNS are multiples of 4.
+    """
+    counter = start // 4 + tl.arange(0, COLUMNS // 4)
+    c0, c1, c2, c3 = _words(seed, sample, position, purpose, counter)
+    word = tl.join(tl.join(c0, c2), tl.join(c1, c3))
+    return _unit_interval(tl.reshape(word, [COLUMNS]))
 
 
 @triton.jit(do_not_specialize=["purpose"])

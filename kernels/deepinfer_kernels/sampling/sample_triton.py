@@ -1,10 +1,14 @@
 """From logits to tokens: filters, Gumbel-max with shared random numbers, log probabilities.
 
-One program walks over a row of logits, so that a row's result does not depend on its company.
-Sorting (top-k, top-p, most likely tokens) is torch's stable device sort.
+Draws, maxima and checks split a row in parts of fixed length, a program each; a second program
+takes the best of the parts, of equal ones the first. Sums walk over a row in one program. Either
+way a row's result does not depend on its company. Sorting (top-k, top-p, most likely tokens) is
+torch's stable device sort.
 """
 
 from __future__ import annotations
+
+from typing import NamedTuple
 
 import torch
 import triton
@@ -12,11 +16,31 @@ import triton.language as tl
 from torch import Tensor
 
 from deepinfer_kernels.compile_case import CompileCase
-from deepinfer_kernels.sampling.philox_triton import philox_uniform
+from deepinfer_kernels.sampling.philox_triton import philox_block
 
 # A row is one program's work: wide blocks keep many loads in flight.
 _COLUMNS = 8192
 _WARPS = 16
+_PART = 1024
+_BAD, _USABLE = tl.constexpr(2), tl.constexpr(1)
+
+
+@triton.jit
+def _largest(value, place):
+    """Largest value of a block and the lowest of its places; NaN counts as -inf."""
+    value = tl.where(value > float("-inf"), value, float("-inf"))
+    top = tl.max(value, axis=0)
+    return top, tl.min(tl.where(value == top, place, 0x7FFFFFFF), axis=0)
+
+
+@triton.jit
+def _largest_part(tops_ptr, places_ptr, row, num_parts, PARTS: tl.constexpr):
+    """Largest value of a row and its first column, from those of its parts."""
+    part = tl.arange(0, PARTS)
+    inside = part < num_parts
+    tops = tl.load(tops_ptr + row * num_parts + part, mask=inside, other=float("-inf"))
+    places = tl.load(places_ptr + row * num_parts + part, mask=inside, other=0x7FFFFFFF)
+    return _largest(tops, places)
 
 
 @triton.jit
@@ -49,35 +73,43 @@ def gumbel(u):
 
 
 @triton.jit
-def _argmax(logits_ptr, out_ptr, vocab, COLUMNS: tl.constexpr):
+def _part_best(logits_ptr, tops_ptr, places_ptr, vocab, num_parts, COLUMNS: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
-    _, place = _best(logits_ptr + row * vocab, vocab, COLUMNS)
+    part = tl.program_id(1)
+    column = part * COLUMNS + tl.arange(0, COLUMNS)
+    logits = tl.load(logits_ptr + row * vocab + column, mask=column < vocab, other=float("-inf"))
+    top, place = _largest(logits, column)
+    tl.store(tops_ptr + row * num_parts + part, top)
+    tl.store(places_ptr + row * num_parts + part, place)
+
+
+@triton.jit
+def _row_best(tops_ptr, places_ptr, out_ptr, num_parts, PARTS: tl.constexpr):
+    row = tl.program_id(0).to(tl.int64)
+    _, place = _largest_part(tops_ptr, places_ptr, row, num_parts, PARTS)
     tl.store(out_ptr + row, place.to(tl.int64))
 
 
 @triton.jit
 def _scale(
-    logits_ptr, temperature_ptr, min_p_ptr, out_ptr, vocab, GREEDY: tl.constexpr,
-    COLUMNS: tl.constexpr,
+    logits_ptr, tops_ptr, places_ptr, temperature_ptr, min_p_ptr, out_ptr, vocab, num_parts,
+    GREEDY: tl.constexpr, COLUMNS: tl.constexpr, PARTS: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
-    base = logits_ptr + row * vocab
-    top, place = _best(base, vocab, COLUMNS)
+    column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
+    logits = tl.load(logits_ptr + row * vocab + column, mask=column < vocab, other=float("-inf"))
+    top, place = _largest_part(tops_ptr, places_ptr, row, num_parts, PARTS)
     temperature = tl.load(temperature_ptr + row)
     is_greedy = temperature == 0.0
     if GREEDY:
         is_greedy = temperature == temperature
     divisor = tl.where(is_greedy, 1.0, temperature)
     min_p = tl.load(min_p_ptr + row)
-    offset = tl.arange(0, COLUMNS)
-    for start in range(0, vocab, COLUMNS):
-        column = start + offset
-        logits = tl.load(base + column, mask=column < vocab, other=float("-inf"))
-        z = tl.div_rn(logits - top, tl.zeros([COLUMNS], tl.float32) + divisor)
-        z = tl.where(tl.exp(z) < min_p, float("-inf"), z)
-        one_hot = tl.where(column == place, 0.0, float("-inf"))
-        z = tl.where(is_greedy, one_hot, z)
-        tl.store(out_ptr + row * vocab + column, z, mask=column < vocab)
+    z = tl.div_rn(logits - top, tl.zeros([COLUMNS], tl.float32) + divisor)
+    z = tl.where(tl.exp(z) < min_p, float("-inf"), z)
+    one_hot = tl.where(column == place, 0.0, float("-inf"))
+    z = tl.where(is_greedy, one_hot, z)
+    tl.store(out_ptr + row * vocab + column, z, mask=column < vocab)
 
 
 @triton.jit
@@ -129,30 +161,23 @@ def _cut(z_ptr, order_ptr, kept_ptr, temperature_ptr, vocab, COLUMNS: tl.constex
 
 
 @triton.jit(do_not_specialize=["purpose"])
-def _draw(
-    z_ptr, temperature_ptr, seeds_ptr, samples_ptr, positions_ptr, out_ptr, purpose, vocab,
-    COLUMNS: tl.constexpr,
+def _part_draw(
+    z_ptr, temperature_ptr, seeds_ptr, samples_ptr, positions_ptr, tops_ptr, places_ptr, purpose,
+    vocab, num_parts, COLUMNS: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
-    base = z_ptr + row * vocab
-    offset = tl.arange(0, COLUMNS)
+    part = tl.program_id(1)
+    start = part * COLUMNS
+    column = start + tl.arange(0, COLUMNS)
+    z = tl.load(z_ptr + row * vocab + column, mask=column < vocab, other=float("-inf"))
     seed = tl.load(seeds_ptr + row)
     sample = tl.load(samples_ptr + row)
     position = tl.load(positions_ptr + row)
     is_greedy = tl.load(temperature_ptr + row) == 0.0
-    value = tl.full([COLUMNS], float("-inf"), tl.float32)
-    place = tl.zeros([COLUMNS], tl.int32)
-    for start in range(0, vocab, COLUMNS):
-        column = start + offset
-        z = tl.load(base + column, mask=column < vocab, other=float("-inf"))
-        noise = gumbel(philox_uniform(seed, sample, position, purpose, column))
-        noisy = z + tl.where(is_greedy, 0.0, noise)
-        better = noisy > value
-        value = tl.where(better, noisy, value)
-        place = tl.where(better, column, place)
-    top = tl.max(value, axis=0)
-    first = tl.min(tl.where(value == top, place, 0x7FFFFFFF), axis=0)
-    tl.store(out_ptr + row, tl.where(first == 0x7FFFFFFF, 0, first).to(tl.int64))
+    noise = gumbel(philox_block(seed, sample, position, purpose, start, COLUMNS))
+    top, place = _largest(z + tl.where(is_greedy, 0.0, noise), column)
+    tl.store(tops_ptr + row * num_parts + part, top)
+    tl.store(places_ptr + row * num_parts + part, place)
 
 
 @triton.jit
@@ -181,19 +206,23 @@ def _logprobs(
 
 
 @triton.jit
-def _finite(logits_ptr, out_ptr, vocab, COLUMNS: tl.constexpr):
+def _part_finite(logits_ptr, found_ptr, vocab, num_parts, COLUMNS: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
-    offset = tl.arange(0, COLUMNS)
-    bad = tl.zeros([COLUMNS], tl.int32)
-    usable = tl.zeros([COLUMNS], tl.int32)
-    for start in range(0, vocab, COLUMNS):
-        inside = start + offset < vocab
-        logits = tl.load(logits_ptr + row * vocab + start + offset, mask=inside, other=0.0)
-        below = logits < float("inf")  # false for NaN too
-        bad |= (inside & ~below).to(tl.int32)
-        usable |= (inside & below & (logits > float("-inf"))).to(tl.int32)
-    good = (tl.max(bad, axis=0) == 0) & (tl.max(usable, axis=0) > 0)
-    tl.store(out_ptr + row, good)
+    part = tl.program_id(1)
+    column = part * COLUMNS + tl.arange(0, COLUMNS)
+    logits = tl.load(logits_ptr + row * vocab + column, mask=column < vocab, other=float("-inf"))
+    below = logits < float("inf")  # false for NaN too
+    bad = tl.max((~below).to(tl.int32), axis=0)
+    usable = tl.max((below & (logits > float("-inf"))).to(tl.int32), axis=0)
+    tl.store(found_ptr + row * num_parts + part, bad * _BAD + usable * _USABLE)
+
+
+@triton.jit
+def _row_finite(found_ptr, out_ptr, num_parts, PARTS: tl.constexpr):
+    row = tl.program_id(0).to(tl.int64)
+    part = tl.arange(0, PARTS)
+    found = tl.load(found_ptr + row * num_parts + part, mask=part < num_parts, other=0)
+    tl.store(out_ptr + row, (tl.max(found, axis=0) < _BAD) & (tl.max(found & _USABLE, axis=0) > 0))
 
 
 def _block(vocab: int) -> dict[str, int]:
@@ -202,13 +231,59 @@ def _block(vocab: int) -> dict[str, int]:
     return {"COLUMNS": columns, "num_warps": _WARPS if columns == _COLUMNS else 4}
 
 
+class _Parts(NamedTuple):
+    """Parts of rows of logits, and their best values.
+
+    Attributes:
+        tops: [N, num_parts] fp32 largest value.
+        places: [N, num_parts] int32 its first column.
+        columns: of a part.
+        block: num_parts as a power of two.
+    """
+
+    tops: Tensor
+    places: Tensor
+    columns: int
+    block: int
+
+    @property
+    def grid(self) -> tuple[int, int]:
+        """Rows, and parts of each."""
+        num_rows, num_parts = self.tops.shape
+        return num_rows, num_parts
+
+    @classmethod
+    def of(cls, logits: Tensor) -> _Parts:
+        """Uninitialised, for rows of logits [N, V]."""
+        num_rows, vocab = logits.shape
+        columns = min(_PART, max(16, triton.next_power_of_2(vocab)))
+        num_parts = triton.cdiv(vocab, columns)
+        tops = torch.empty((num_rows, num_parts), dtype=torch.float32, device=logits.device)
+        places = torch.empty_like(tops, dtype=torch.int32)
+        return cls(tops, places, columns, triton.next_power_of_2(num_parts))
+
+    @classmethod
+    def best_of(cls, logits: Tensor) -> _Parts:
+        """Of contiguous logits [N, V]; N, V >= 1."""
+        parts = cls.of(logits)
+        _part_best[parts.grid](
+            logits, parts.tops, parts.places, logits.shape[1], parts.grid[1],
+            COLUMNS=parts.columns,
+        )  # fmt: skip
+        return parts
+
+    def first(self) -> Tensor:
+        """[N] int64 column of the largest value of each row, the first among equals."""
+        out = torch.empty(self.grid[0], dtype=torch.int64, device=self.tops.device)
+        _row_best[(self.grid[0],)](self.tops, self.places, out, self.grid[1], PARTS=self.block)
+        return out
+
+
 def argmax(logits: Tensor) -> Tensor:
     """[N] int64 column of the largest of logits [N, V] fp32, the first among equals."""
-    logits = logits.contiguous()
-    out = torch.empty(logits.shape[0], dtype=torch.int64, device=logits.device)
-    if out.numel():
-        _argmax[(out.shape[0],)](logits, out, logits.shape[1], **_block(logits.shape[1]))
-    return out
+    if logits.shape[0] == 0:
+        return torch.empty(0, dtype=torch.int64, device=logits.device)
+    return _Parts.best_of(logits.contiguous()).first()
 
 
 def filter_logits(
@@ -240,10 +315,14 @@ def filter_logits(
     out = torch.empty_like(logits)
     if out.numel() == 0:
         return out
-    block = _block(vocab)
     temperature = temperature.contiguous()
-    _scale[(num_rows,)](logits, temperature, min_p.contiguous(), out, vocab, GREEDY=greedy, **block)
+    parts = _Parts.best_of(logits)
+    _scale[parts.grid](
+        logits, parts.tops, parts.places, temperature, min_p.contiguous(), out, vocab,
+        parts.grid[1], GREEDY=greedy, COLUMNS=parts.columns, PARTS=parts.block,
+    )  # fmt: skip
     if sorts and not greedy:
+        block = _block(vocab)
         ordered, order = torch.sort(logits, dim=-1, descending=True, stable=True)
         kept = torch.empty(num_rows, dtype=torch.int32, device=logits.device)
         _num_kept[(num_rows,)](
@@ -276,13 +355,15 @@ def draw(
         purpose: which stream of random numbers.
     """
     num_rows, vocab = filtered.shape
-    out = torch.empty(num_rows, dtype=torch.int64, device=filtered.device)
-    if num_rows:
-        _draw[(num_rows,)](
-            filtered, temperature.contiguous(), seeds.contiguous(), sample_index.contiguous(),
-            positions.contiguous(), out, purpose, vocab, **_block(vocab),
-        )  # fmt: skip
-    return out
+    if num_rows == 0:
+        return torch.empty(0, dtype=torch.int64, device=filtered.device)
+    parts = _Parts.of(filtered)
+    _part_draw[parts.grid](
+        filtered, temperature.contiguous(), seeds.contiguous(), sample_index.contiguous(),
+        positions.contiguous(), parts.tops, parts.places, purpose, vocab, parts.grid[1],
+        COLUMNS=parts.columns,
+    )  # fmt: skip
+    return parts.first()
 
 
 def token_logprobs(
@@ -319,7 +400,12 @@ def finite_rows(logits: Tensor) -> Tensor:
     logits = logits.contiguous()
     out = torch.empty(logits.shape[0], dtype=torch.bool, device=logits.device)
     if out.numel():
-        _finite[(out.shape[0],)](logits, out, logits.shape[1], **_block(logits.shape[1]))
+        parts = _Parts.of(logits)
+        num_parts = parts.grid[1]
+        _part_finite[parts.grid](
+            logits, parts.places, logits.shape[1], num_parts, COLUMNS=parts.columns
+        )
+        _row_finite[(out.shape[0],)](parts.places, out, num_parts, PARTS=parts.block)
     return out
 
 
@@ -330,19 +416,19 @@ def draw_truth(filtered: Tensor, uniforms: Tensor) -> Tensor:
 
 
 _SIZES = {"COLUMNS": _COLUMNS}
+_PARTIAL = {"tops_ptr": "*fp32", "places_ptr": "*i32", "num_parts": "i32"}
 COMPILE_CASES = (
     CompileCase(
-        "_argmax", {"logits_ptr": "*fp32", "out_ptr": "*i64", "vocab": "i32"}, _SIZES,
-        num_warps=_WARPS,
+        "_part_best", {"logits_ptr": "*fp32", **_PARTIAL, "vocab": "i32"}, {"COLUMNS": _PART}
     ),
+    CompileCase("_row_best", {**_PARTIAL, "out_ptr": "*i64"}, {"PARTS": 128}),
     CompileCase(
         "_scale",
         {
-            "logits_ptr": "*fp32", "temperature_ptr": "*fp32", "min_p_ptr": "*fp32",
+            "logits_ptr": "*fp32", **_PARTIAL, "temperature_ptr": "*fp32", "min_p_ptr": "*fp32",
             "out_ptr": "*fp32", "vocab": "i32",
         },
-        {"GREEDY": False, **_SIZES},
-        num_warps=_WARPS,
+        {"GREEDY": False, "COLUMNS": _PART, "PARTS": 128},
     ),
     CompileCase(
         "_num_kept",
@@ -363,14 +449,13 @@ COMPILE_CASES = (
         num_warps=_WARPS,
     ),
     CompileCase(
-        "_draw",
+        "_part_draw",
         {
             "z_ptr": "*fp32", "temperature_ptr": "*fp32", "seeds_ptr": "*i64",
-            "samples_ptr": "*i64", "positions_ptr": "*i64", "out_ptr": "*i64", "purpose": "i32",
+            "samples_ptr": "*i64", "positions_ptr": "*i64", **_PARTIAL, "purpose": "i32",
             "vocab": "i32",
         },
-        _SIZES,
-        num_warps=_WARPS,
+        {"COLUMNS": _PART},
     ),
     CompileCase(
         "_logprobs",
@@ -383,7 +468,12 @@ COMPILE_CASES = (
         max_spill_bytes=16,  # on SM100; not in the decode path
     ),
     CompileCase(
-        "_finite", {"logits_ptr": "*fp32", "out_ptr": "*i1", "vocab": "i32"}, _SIZES,
-        num_warps=_WARPS,
+        "_part_finite",
+        {"logits_ptr": "*fp32", "found_ptr": "*i32", "vocab": "i32", "num_parts": "i32"},
+        {"COLUMNS": _PART},
+    ),
+    CompileCase(
+        "_row_finite", {"found_ptr": "*i32", "out_ptr": "*i1", "num_parts": "i32"},
+        {"PARTS": 128},
     ),
 )  # fmt: skip
