@@ -23,7 +23,7 @@ from deepinfer.cli.report import write_json
 from deepinfer.config import EngineConfig, override
 from deepinfer.engine.llm_engine import LLMEngine
 from deepinfer.engine.sampling_params import SamplingParams
-from deepinfer.engine.timeline import RecordedTimeline
+from deepinfer.engine.timeline import RecordedTimeline, TimelineTotals
 
 
 @dataclass(slots=True)
@@ -58,12 +58,17 @@ class Run:
         for output in self.engine.step():
             self.answers[output.request_id] = output.outputs[0].token_ids
 
+    @property
+    def timeline(self) -> RecordedTimeline:
+        """The engine's timeline, which was asked for."""
+        timeline = self.engine.timeline
+        assert isinstance(timeline, RecordedTimeline)
+        return timeline
+
     def figures(self) -> dict[str, float]:
         """Tokens per second (median over blocks), idle share, host time by step."""
-        timeline = self.engine.timeline
-        assert isinstance(timeline, RecordedTimeline)  # it was asked for
         rates = [n / s for n, s in zip(self.num_tokens, self.seconds, strict=True)]
-        totals = timeline.totals
+        totals = self.timeline.totals
         return {
             "tokens_per_s": statistics.median(rates),
             "idle_share": totals.idle_share,
@@ -86,6 +91,8 @@ def begin(config: EngineConfig, num_seqs: int, num_tokens: int, trace: Path | No
     while engine.stats().generated_tokens < 2 * num_seqs:
         engine.step()
     engine.flush()
+    # What came before the first block, such as capturing graphs, is not measured.
+    run.timeline.totals = TimelineTotals()
     return run
 
 
@@ -120,6 +127,7 @@ def measure(args: argparse.Namespace, num_seqs: int) -> dict[str, dict[str, floa
         for run in runs.values():
             run.steps(args.steps)
     print(file=sys.stderr)
+    found = {name: run.figures() for name, run in runs.items()}
     for run in runs.values():
         run.end()
     least = 2 * args.steps  # what every answer has, whatever was in flight at its end
@@ -129,7 +137,7 @@ def measure(args: argparse.Namespace, num_seqs: int) -> dict[str, dict[str, floa
             length = min(len(own), len(other))
             if length < least or own[:length] != other[:length]:
                 sys.exit(f"{num_seqs} sequences: the depths gave different tokens")
-    return {name: run.figures() for name, run in runs.items()}
+    return found
 
 
 def table_of(figures: dict[str, dict[str, dict[str, float]]]) -> str:

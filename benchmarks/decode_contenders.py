@@ -16,7 +16,17 @@ from deepinfer.engine.llm_engine import LLMEngine
 from deepinfer.engine.sampling_params import SamplingParams
 from deepinfer.model.config import V41Config
 
-Step = Callable[[], object]
+
+class Prepared(NamedTuple):
+    """Sequences that decode.
+
+    Attributes:
+        step: computes their next tokens.
+        close: gives back what they hold.
+    """
+
+    step: Callable[[], object]
+    close: Callable[[], object]
 
 
 class EngineContender(NamedTuple):
@@ -32,8 +42,8 @@ class EngineContender(NamedTuple):
     numerics: str = "normative"
     options: tuple[tuple[str, object], ...] = ()
 
-    def prepare(self, batch: int, context: int, num_tokens: int) -> Step:
-        """A decode step of `batch` running sequences of `context` tokens.
+    def prepare(self, batch: int, context: int, num_tokens: int) -> Prepared:
+        """`batch` running sequences of `context` tokens.
 
         Args:
             batch: sequences.
@@ -55,7 +65,7 @@ class EngineContender(NamedTuple):
             engine.add_request(f"r{index}", prompt, params)
         while engine.stats().generated_tokens < batch:
             engine.step()
-        return engine.step
+        return Prepared(engine.step, engine.close)
 
 
 class TransformersContender(NamedTuple):
@@ -69,8 +79,8 @@ class TransformersContender(NamedTuple):
     device: str = "cpu"
     dtype: torch.dtype = torch.float32
 
-    def prepare(self, batch: int, context: int, num_tokens: int) -> Step:
-        """A decode step of `batch` sequences of `context` tokens; returns the next tokens."""
+    def prepare(self, batch: int, context: int, num_tokens: int) -> Prepared:
+        """`batch` sequences of `context` tokens; a step returns the next tokens."""
         from transformers import DeepseekV4ForCausalLM
 
         torch.manual_seed(0)
@@ -88,7 +98,7 @@ class TransformersContender(NamedTuple):
             return next_ids
 
         run(ids)
-        return lambda: run(state["next"])
+        return Prepared(lambda: run(state["next"]), state.clear)
 
 
 Contender = EngineContender | TransformersContender

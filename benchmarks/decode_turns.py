@@ -6,6 +6,7 @@ take turns in blocks of steps, and a noisy machine hits all of them.
 
 from __future__ import annotations
 
+import gc
 import statistics
 import sys
 import time
@@ -16,7 +17,7 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from benchmarks.decode_contenders import Contender, Step
+from benchmarks.decode_contenders import Contender, Prepared
 
 _WARM_STEPS = 4
 
@@ -101,24 +102,27 @@ def _receive(pipes: Mapping[str, Connection], name: str) -> float:
 
 def _serve(contender: Contender, turns: Turns, pipe: Connection) -> None:
     """Child process: a batch prepares, 0 asks for a block and gets seconds per step, None ends."""
-    step: Step | None = None
+    prepared: Prepared | None = None
     while (message := pipe.recv()) is not None:
         if message:
-            step = None  # frees its memory before the next one is made
-            step = contender.prepare(message, turns.context, turns.num_tokens)
-            _block(step, _WARM_STEPS, turns.block_s)
+            if prepared is not None:
+                prepared.close()
+                prepared = None
+                gc.collect()  # its memory is free before the next one is made
+            prepared = contender.prepare(message, turns.context, turns.num_tokens)
+            _block(prepared, _WARM_STEPS, turns.block_s)
             pipe.send(0.0)
         else:
-            assert step is not None  # prepared first
-            step()  # wakes the threads, which went to sleep while the others had their turn
-            pipe.send(_block(step, turns.steps, turns.block_s))
+            assert prepared is not None  # the batch came first
+            prepared.step()  # wakes threads that went to sleep while the others had their turn
+            pipe.send(_block(prepared, turns.steps, turns.block_s))
 
 
-def _block(step: Step, most: int, block_s: float) -> float:
+def _block(prepared: Prepared, most: int, block_s: float) -> float:
     """Seconds per step, until the device has finished the last one."""
     begun, count, last = time.perf_counter(), 0, None
     while count < most and time.perf_counter() - begun < block_s:
-        last = step()
+        last = prepared.step()
         count += 1
     if isinstance(last, Tensor):
         last.cpu()  # waits for the device; the engine's steps have waited already
