@@ -16,9 +16,11 @@ from __future__ import annotations
 
 import enum
 import functools
+import math
 import time
+from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import numpy as np
@@ -36,8 +38,10 @@ from deepinfer.speculation.cost_tables import CostTables, Times
 
 _SMOOTHING = 1.0 / 16.0
 """Weight of the newest step in running means."""
-_STEPS_TO_JUDGE = 16
-"""Plans of a batch size before its mean gain is believed."""
+_PLANS_TO_JUDGE = 16
+"""Gains of a batch size before their mean is believed."""
+_PLANS_OF_AGE = 2
+"""Plans between a budget and the survivals of the drafts that it was applied to."""
 _STEPS_TO_REST = 512
 """Steps of a fixed length after which planning is tried again where it did not pay."""
 _SHARES = np.linspace(0.0, 1.0, 65)
@@ -72,24 +76,52 @@ class PlannedBudget(NamedTuple):
 
 @dataclass(slots=True)
 class _Record:
-    """What planning was worth for batches of about one size, and what their drafts were."""
+    """What planning was worth for batches of about one size, and what their drafts were.
 
-    num_plans: int = 0
+    Attributes:
+        gains: number of gains in the means below.
+        mean_gain: running mean; None before the first.
+        mean_square: of the gains.
+        num_rests: steps for which no plan is made.
+        has_rested: plans after a rest are looked at and not carried out until they pay; those at
+            the very beginning are.
+        chosen: drafts a request of the newest plans, oldest first.
+        profile: tokens by share of the drafts, of one request.
+    """
+
+    gains: int = 0
     mean_gain: float | None = None
+    mean_square: float = 0.0
     num_rests: int = 0
+    has_rested: bool = False
+    chosen: deque[float] = field(default_factory=lambda: deque(maxlen=_PLANS_OF_AGE))
     profile: Times | None = None
 
     def add_gain(self, gain: float) -> None:
-        self.num_plans += 1
+        self.gains += 1
         # A plain mean at first, so that one step does not decide.
-        weight = max(_SMOOTHING, 1.0 / self.num_plans)
+        weight = max(_SMOOTHING, 1.0 / self.gains)
         old = gain if self.mean_gain is None else self.mean_gain
         self.mean_gain = old + weight * (gain - old)
+        self.mean_square += weight * (gain * gain - self.mean_square)
 
-    def pays(self, noise: float) -> bool:
-        """Whether the mean gain is above the noise, or not known well enough to say no."""
-        gain = self.mean_gain
-        return gain is None or self.num_plans < _STEPS_TO_JUDGE or gain > noise
+    def pays(self, cost_noise: float) -> bool:
+        """Whether the mean gain is above its noise, or not known well enough to say no."""
+        if self.mean_gain is None or not self.is_judged:
+            return True
+        variance = max(0.0, self.mean_square - self.mean_gain**2)
+        error = math.sqrt(variance / min(self.gains, 1.0 / _SMOOTHING))
+        return self.mean_gain > max(cost_noise, error)
+
+    def rest(self) -> None:
+        """Make no plans for a while, and judge anew after it."""
+        self.num_rests, self.gains, self.has_rested = _STEPS_TO_REST, 0, True
+        self.chosen.clear()
+
+    @property
+    def is_judged(self) -> bool:
+        """Whether there are enough gains for a mean."""
+        return self.gains >= _PLANS_TO_JUDGE
 
     def add_tokens(self, tokens: Times) -> None:
         """Remember tokens by K, of a request by the share of its drafts."""
@@ -108,7 +140,11 @@ class _Record:
 
 
 class VerifyPlanner:
-    """Chooses budgets for one rank; not thread safe."""
+    """Chooses budgets for one rank; not thread safe.
+
+    Attributes:
+        num_plans: steps for which it looked at confidences.
+    """
 
     def __init__(
         self,
@@ -118,6 +154,7 @@ class VerifyPlanner:
         max_num_seqs: int,
         max_rows: int | None = None,
         scheduling: Scheduling = Scheduling.ASYNCHRONOUS,
+        falls_back: bool = True,
         overhead_us: float | None = None,
         clock_us: Callable[[], float] | None = None,
     ) -> None:
@@ -130,6 +167,8 @@ class VerifyPlanner:
             max_rows: most rows of a step, for example of the sampler's buffers; None: no limit
                 but max_num_seqs * (1 + max_drafts).
             scheduling: which confidences `plan` is given.
+            falls_back: whether it uses the fixed length, and plans no more for a while, where it
+                gains less than the noise of its figures.
             overhead_us: what a planned step costs beside a fixed one; None: the planner's own
                 time, which it measures, and nothing else.
             clock_us: monotonic microseconds; None: this process's.
@@ -149,7 +188,7 @@ class VerifyPlanner:
             )
         self._max_drafts, self._max_num_seqs = max_drafts, max_num_seqs
         self._max_rows = max_rows
-        self._scheduling = scheduling
+        self._scheduling, self._falls_back = scheduling, falls_back
         self._draft_us = costs.draft_times(max_num_seqs)
         self._verify_us = costs.verify_times(full)
         self._costs = costs
@@ -157,6 +196,7 @@ class VerifyPlanner:
         self._records: dict[int, _Record] = {}
         self._given_overhead_us = overhead_us
         self._own_us = 0.0
+        self.num_plans = 0
         self._clock_us = clock_us or (lambda: time.perf_counter_ns() / 1000.0)
         self._envelope = functools.lru_cache(maxsize=64)(self._lower_envelope)
 
@@ -207,15 +247,16 @@ class VerifyPlanner:
             record.num_rests -= 1
             return fixed
         # Before this step is looked at: its confidences know drafts that are decided about now.
-        pays = record.pays(self._noise)
+        pays = not self._falls_back or record.pays(self._noise)
+        self.num_plans += 1
         begin = self._clock_us()
         budget = self._choose(survival, num_sampling, num_other_rows, limit, record)
         self._count_own_time(self._clock_us() - begin)
         if limit >= fixed.num_drafts:
             if not pays:
-                record.num_rests, record.num_plans = _STEPS_TO_REST, 0
+                record.rest()
                 return fixed
-            if budget >= fixed.num_drafts:
+            if budget >= fixed.num_drafts or (record.has_rested and not record.is_judged):
                 return fixed
         return PlannedBudget(budget, PlanMode.DYNAMIC)
 
@@ -234,7 +275,12 @@ class VerifyPlanner:
         self, survival: Survival, num_sampling: int, num_other_rows: int, limit: int,
         record: _Record,
     ) -> int:  # fmt: skip
-        """K by the scheduling in force; what it was worth goes into the record."""
+        """K by the scheduling in force; what plans are worth goes into the record.
+
+        An asynchronous K was chosen for other drafts than those it admits, and is worth less than
+        it promises. So a gain is counted when the survivals come back that the K of two plans
+        before was applied to.
+        """
         tokens = expected_tokens(survival, num_sampling)
         times = self._times(num_sampling, num_other_rows)
         limited = slice(limit + 1)
@@ -248,8 +294,14 @@ class VerifyPlanner:
             else:
                 budget = foreseen_stop_budget(tokens[limited], times[limited], foreseen[limited])
             record.add_tokens(tokens)
-        planned = budget.tokens / (budget.time_us + self.overhead_us)
-        record.add_gain(planned * times[-1] / tokens[-1] - 1.0)
+        judged: int | None = budget.num_drafts
+        if self._scheduling is Scheduling.ASYNCHRONOUS:
+            full = len(record.chosen) == _PLANS_OF_AGE
+            judged = round(record.chosen[0] * num_sampling) if full else None
+            record.chosen.append(budget.num_drafts / num_sampling)
+        if judged is not None:
+            rate = tokens[judged] / (times[judged] + self.overhead_us)
+            record.add_gain(rate * times[-1] / tokens[-1] - 1.0)
         return budget.num_drafts
 
     def _times(self, num_sampling: int, num_other_rows: int) -> Times:

@@ -76,8 +76,8 @@ def test_where_planning_does_not_pay_it_rests_and_tries_again() -> None:
     drafts = np.full((4, DRAFTS), 0.9, dtype=np.float32)
     for _ in range(2000):
         assert flat.plan(4, drafts) == PlannedBudget(12, PlanMode.FIXED)
-    num_plans = next(clock) // 2
-    assert 17 <= num_plans < 100
+    assert next(clock) == 2 * flat.num_plans
+    assert 17 <= flat.num_plans < 100
     gain = flat.expected_gain(4)
     assert gain is not None
     assert gain < 0.0
@@ -92,12 +92,39 @@ def test_a_gain_within_the_noise_of_the_costs_is_no_gain() -> None:
         return {tested.plan(2, drafts).mode for _ in range(200)}
 
     exact = planner()
-    exact.plan(2, drafts)
+    for _ in range(3):
+        exact.plan(2, drafts)
     gain = exact.expected_gain(2)
     assert gain is not None
     assert gain > 0.0
     assert modes(gain / 2) == {PlanMode.DYNAMIC}
     assert PlanMode.FIXED in modes(2 * gain)
+
+
+def test_after_a_rest_plans_are_carried_out_once_they_pay() -> None:
+    tested = planner(STEEP)
+    sure = np.ones((2, DRAFTS), dtype=np.float32)
+    for _ in range(25):
+        # Nothing is gained by leaving sure drafts out.
+        assert tested.plan(2, sure).mode is PlanMode.FIXED
+    assert tested.num_plans < 25
+    modes = [tested.plan(2, GOOD_AND_BAD).mode for _ in range(600)]
+    first = modes.index(PlanMode.DYNAMIC)
+    assert set(modes[first:]) == {PlanMode.DYNAMIC}
+    # Neither during the rest nor before there were enough gains.
+    assert first > 512
+
+
+def test_an_old_choice_is_worth_what_newer_drafts_make_of_it() -> None:
+    """Batches that are good and bad by turns: the K of one is wrong for the other."""
+    good, bad = np.ones((2, DRAFTS), dtype=np.float32), np.zeros((2, DRAFTS), dtype=np.float32)
+    tested = planner(STEEP)
+    # Two plans lie between a choice and its drafts, so pairs meet their opposite.
+    modes = [tested.plan(2, drafts).mode for drafts in [good, good, bad, bad] * 60]
+    gain = tested.expected_gain(2)
+    assert gain is not None
+    assert gain < 0.0
+    assert modes[-1] is PlanMode.FIXED
 
 
 def test_sizes_are_judged_apart() -> None:
