@@ -263,6 +263,26 @@ def test_index_scores_of_several_tiles(
     assert (value[1, 70:] == -torch.inf).all()
 
 
+def test_index_scores_of_rows_that_share_keys(generator: torch.Generator) -> None:
+    width, entries = 64, 150
+    packed, scales = formats.quantize_q4_ue8m0(torch.randn(480, width, generator=generator))
+    q = torch.randn(27, 3, width, generator=generator).bfloat16()
+    weights = torch.randn(27, 3, generator=generator).bfloat16()
+    seq = torch.tensor([0] * 5 + [2] * 9 + [1] * 13)
+    visible = torch.randint(1, entries + 1, (27,), generator=generator)
+
+    def scores(rows: slice) -> torch.Tensor:
+        return scores_triton.index_scores(
+            q[rows], weights[rows], torch.cat((packed, scales), dim=1),
+            torch.arange(60).view(3, 20), seq[rows], visible[rows], entries_per_block=8,
+            max_visible=entries,
+        )  # fmt: skip
+
+    together = scores(slice(None))
+    for row in range(27):
+        assert torch.equal(scores(slice(row, row + 1))[0], together[row])
+
+
 @pytest.mark.parametrize("columns", [37, 9000])  # one block, and three
 def test_selection_with_ties_across_blocks(generator: torch.Generator, columns: int) -> None:
     scores = torch.randn(4, columns, generator=generator)
