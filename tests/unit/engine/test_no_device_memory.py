@@ -5,7 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+import hypothesis.strategies as st
 import pytest
+from hypothesis import settings
+from hypothesis.stateful import precondition, rule
 
 from deepinfer.device.errors import DeviceMemoryError
 from deepinfer.device.null import CounterScript
@@ -15,6 +18,7 @@ from deepinfer.engine.outputs import FinishReason
 from deepinfer.engine.sampling_params import SamplingParams
 from deepinfer.engine.step_runner import PreSamplerSync
 from deepinfer.engine.step_state import SchedulerOutputs, WorkerStepState
+from tests.unit.engine.async_life import AsyncLife
 
 if TYPE_CHECKING:
     from tests.unit.engine.conftest import NullEngine
@@ -119,3 +123,22 @@ def test_a_row_that_does_not_fit_ends_its_request_alone(
     ask(null, "b")
     (answer,) = null.run()["b"].outputs
     assert answer.token_ids == list(range(20, 30))
+
+
+class ShortMemoryLife(AsyncLife):
+    """Random lives on a device whose memory is full for one step now and then."""
+
+    @precondition(lambda self: self.null is not None)
+    @rule(num_rows=st.integers(1, 8), issues_first=st.booleans())
+    def memory_is_full(self, num_rows: int, issues_first: bool) -> None:
+        # One row always fits, so that every answer can still be whole.
+        runner = self.device.runner
+        launch: Launch = runner.launch
+        device = SmallDevice(runner, num_rows, issues_first=issues_first)
+        runner.launch = device.launch  # type: ignore[method-assign]
+        self.step(1)
+        runner.launch = launch  # type: ignore[method-assign]
+
+
+TestShortMemoryLife = ShortMemoryLife.TestCase
+TestShortMemoryLife.settings = settings(max_examples=100, stateful_step_count=40, deadline=None)
