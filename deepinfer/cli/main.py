@@ -40,6 +40,7 @@ COMMANDS = (
     Command("conformance", "deepinfer_conformance.cli", "check a backend against the reference"),
     Command("inspect", "deepinfer.cli.inspect_cmd", "describe a checkpoint from its headers"),
     Command("eval", "deepinfer.cli.eval_cmd", "measure what a checkpoint can do"),
+    Command("bench", "deepinfer.cli.bench_cmd", "measure one mechanism: bounded replay"),
     Command("trace", "deepinfer.cli.trace_cmd", "record what the model computes, or compare it"),
     Command("timeline", "deepinfer.cli.timeline_cmd", "draw where the time of a run went"),
 )

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import zlib
-from collections.abc import Collection
+from collections.abc import Collection, Iterator, Mapping
 
 import torch
 
@@ -62,11 +62,40 @@ def random_stored(
     }
 
 
-def _random_tensor(spec: TensorSpec, seed: int) -> torch.Tensor:
-    generator = torch.Generator().manual_seed(
+class LazyRandom(Mapping[str, StoredTensor]):
+    """Random tensors in their storage formats, each drawn on a device whenever it is asked for.
+
+    For models whose tensors would not all fit into memory, or take long to draw on a CPU. Devices
+    draw other values from the same seed.
+    """
+
+    def __init__(self, config: V41Config, seed: int, device: torch.device) -> None:
+        """Draw nothing yet.
+
+        Args:
+            config: the model configuration.
+            seed: any whole number.
+            device: where tensors are drawn and quantised, and where they are.
+        """
+        self._specs = expected_tensors(config)
+        self._seed, self._device = seed, device
+
+    def __getitem__(self, name: str) -> StoredTensor:
+        spec = self._specs[name]
+        return stored_from_float(_random_tensor(spec, self._seed, self._device), spec.format)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._specs)
+
+    def __len__(self) -> int:
+        return len(self._specs)
+
+
+def _random_tensor(spec: TensorSpec, seed: int, device: torch.device | None = None) -> torch.Tensor:
+    generator = torch.Generator(device or "cpu").manual_seed(
         (seed * 0x9E3779B1 + zlib.crc32(spec.name.encode())) % 2**63
     )
-    noise = torch.randn(spec.shape, generator=generator)
+    noise = torch.randn(spec.shape, generator=generator, device=device)
     mean, deviation = _distribution(spec)
     return noise * deviation + mean
 

@@ -95,7 +95,7 @@ def test_help_lists_every_command(capsys: pytest.CaptureFixture[str]) -> None:
 def test_help_of_a_command_ends_with_an_example(
     command: Command, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    inner = {"batch": ["run"], "timeline": ["plot"], "backend": ["new"]}
+    inner = {"batch": ["run"], "timeline": ["plot"], "backend": ["new"], "bench": ["replay"]}
     words = [command.name, *inner.get(command.name, [])]
     with pytest.raises(SystemExit) as end:
         main([*words, "--help"])
