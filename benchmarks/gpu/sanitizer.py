@@ -15,6 +15,7 @@ import argparse
 import json
 import os
 import shutil
+import subprocess
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -82,13 +83,26 @@ def find_tool() -> str | None:
     return shutil.which("compute-sanitizer", path=path)
 
 
-def under(program: str, tool: str, *arguments: str) -> list[str]:
-    """A command under the tool.
+def options_of(program: str) -> list[str]:
+    """Options for either tool.
+
+    Each process under the tool takes a connection, and by default there are ten; the option is
+    given where this version of the tool lists it.
+    """
+    help_text = subprocess.run(
+        [program, "--help"], capture_output=True, text=True, check=False
+    ).stdout
+    options = ["--target-processes", "application-only", "--print-limit", "100"]
+    return [*options, "--max-connections", "64"] if "--max-connections" in help_text else options
+
+
+def under(program: str, options: list[str], tool: str, *arguments: str) -> list[str]:
+    """A command under a tool.
 
     Failed calls of the CUDA API are not asked for: torch raises those that matter, and probes with
     some that are meant to fail.
     """
-    options = ["--tool", tool, "--target-processes", "application-only", "--print-limit", "100"]
+    options = ["--tool", tool, *options]
     if tool == "memcheck":
         options += ["--report-api-errors", "no"]
     return [program, *options, *python("-m", "benchmarks.gpu.sanitizer", *arguments)]
@@ -149,12 +163,13 @@ def measure(backend: str, num_groups: int, num_workers: int, limit_s: float) -> 
     bad = {group: how.last_line for group, how in warm.items() if how.code != 0}
     if bad:
         return f"The cases fail without the tool already: {bad}", 1
+    options = options_of(program)
     commands = {}
     for tool in TOOLS:
-        commands[f"{tool} {CONTROL}"] = under(program, tool, "--planted", tool)
+        commands[f"{tool} {CONTROL}"] = under(program, options, tool, "--planted", tool)
         for group in groups:
             commands[f"{tool} {group}"] = under(
-                program, tool, "--backend", backend, "--group", group
+                program, options, tool, "--backend", backend, "--group", group
             )
     ended = run_all(
         commands,
