@@ -6,6 +6,7 @@ import argparse
 import importlib.metadata
 import platform
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from deepinfer.cli.options import add_common_options, resolve_config
@@ -19,12 +20,13 @@ if TYPE_CHECKING:
 
 _EPILOG = """\
 The chosen backend (backend.name) is marked with an arrow. Nothing heavy is imported, unless
---explain creates the chosen backend to ask it.
+--explain creates the chosen backend to ask it, or --cost runs the model on it.
 
 examples:
   deepinfer backends
   deepinfer backends --explain --backend reference --json backends.json
   deepinfer backends --explain --assume ascend950
+  deepinfer backends --cost --set speculation.cost_table=costs.json --svg costs.svg
 """
 
 
@@ -48,6 +50,13 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         help="with --explain: show what this backend would use on its own device, which need not "
         "be here",
     )
+    parser.add_argument(
+        "--cost",
+        action="store_true",
+        help="measure what draft passes and verifications cost on the chosen backend with the "
+        "chosen checkpoint, which dynamic speculation plans with",
+    )
+    parser.add_argument("--svg", type=Path, metavar="FILE", help="with --cost: also draw the costs")
     add_common_options(parser)
 
 
@@ -55,12 +64,15 @@ def run(args: argparse.Namespace) -> int:
     """Run `backends`; the exit code.
 
     Raises:
-        ConfigError: with `--explain`, the chosen backend is not installed; `--assume` alone.
-        CapabilityError: with `--explain`, the chosen backend is not available, or the assumed
-            one cannot tell without its device.
+        ConfigError: with `--explain` or `--cost`, the chosen backend is not installed; `--assume`
+            or `--svg` alone; the checkpoint has no drafter.
+        CapabilityError: with `--explain` or `--cost`, the chosen backend is not available, or the
+            assumed one cannot tell without its device.
     """
     if args.assume is not None and not args.explain:
         raise ConfigError(f"--assume {args.assume} explains nothing by itself; add --explain")
+    if args.svg is not None and not args.cost:
+        raise ConfigError(f"--svg {args.svg} has nothing to draw; add --cost")
     config = resolve_config(args)
 
     from deepinfer.cli.console import stdout_console
@@ -81,8 +93,18 @@ def run(args: argparse.Namespace) -> int:
             same = args.assume == config.backend.name
             choices = explain_assumed(args.assume, config.backend.options if same else {})
             _show_choices(console, choices, f"plan of {args.assume} (assumed, not run here)")
+    costs: Mapping[str, object] | None = None
+    if args.cost:
+        from deepinfer.cli import backend_costs
+
+        tables = backend_costs.measure(config)
+        backend_costs.show(console, tables, config.backend.name)
+        costs = backend_costs.figures(tables)
+        if args.svg is not None:
+            caption = f"{config.backend.name}, {config.numerics.value}, {platform.machine()}"
+            args.svg.write_text(backend_costs.drawn(tables, caption), encoding="utf-8")
     if args.json is not None:
-        figures = _to_json(infos, choices)
+        figures = {**_to_json(infos, choices), "costs": costs}
         write_json(args.json, command="backends", figures=figures, config=config)
     return 0
 

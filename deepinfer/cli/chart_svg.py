@@ -11,6 +11,7 @@ _WIDTH, _LEFT, _RIGHT = 860, 60, 170
 _TOP, _PANEL_HEIGHT, _GAP = 34, 230, 62
 _COLOURS = ("#4e79a7", "#e15759", "#59a14f", "#b07aa1", "#f28e2b", "#76b7b2", "#9c755f", "#555555")
 _NUM_TICKS = 4
+_MOST_MARKS = 40
 
 Points = Sequence[tuple[float, float]]
 
@@ -132,7 +133,8 @@ class _Drawing:
             placed = [(self._x(x), self._y(y)) for x, y in points]
             path = " ".join(f"{x:.1f},{y:.1f}" for x, y in placed)
             parts.append(f'<polyline points="{path}" fill="none" stroke="{colour}"/>')
-            for (x, y), (at, value) in zip(placed, points, strict=True):
+            marked = zip(placed, points, strict=True) if len(points) <= _MOST_MARKS else ()
+            for (x, y), (at, value) in marked:
                 tip = escape(f"{name}: {value:g} at {at:g}")
                 parts.append(
                     f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3" fill="{colour}"><title>{tip}</title>'

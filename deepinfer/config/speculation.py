@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import enum
+from pathlib import Path
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from deepinfer.config.section import Section
 
@@ -26,3 +27,21 @@ class SpeculationSection(Section):
     max_drafts: int = Field(
         default=0, ge=0, description="the most draft tokens of a sequence in a step, from 0"
     )
+    cost_table: Path | None = Field(
+        default=None,
+        strict=False,
+        description="a JSON file with the measured times of a round, which is read if it exists "
+        "and written if not; null = dynamic measures at every start",
+    )
+    calibration: bool | None = Field(
+        default=None,
+        description="true, false or null: whether confidences are scaled by the checkpoint's "
+        "sts.json; null = if it has one",
+    )
+
+    @field_validator("cost_table")
+    @classmethod
+    def _expand_home(cls, path: Path | None) -> Path | None:
+        if path is not None and str(path) in ("", "."):
+            raise ValueError("is empty")
+        return None if path is None else path.expanduser()

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Callable, Iterator
-from functools import partial
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from deepinfer.speculation.cost_tables import CostTables
 
 _NUM_REPLAYS = 5
-_BUDGET_US = 1e6
-"""A step is replayed no more when its replays have taken this long; a slow device is also one
-whose times scatter less."""
+_BUDGET_US = 30e6
+"""No further replay of all points is begun when they have taken this long."""
+_ERROR_PER_DISTANCE = 1.4826 * 1.2533
+"""Standard deviation of a normal distribution by its median distance, and the error that a median
+has beside a mean."""
 
 Progress = Callable[[str, int, int], None]
-"""Told what is measured next, how many points are done and how many there are."""
+"""Told what is timed next, how many passes are done and how many there are."""
 
 
 class StepTimer(Protocol):
@@ -48,47 +51,65 @@ def measure_costs(
         timer: of the worker.
         max_num_seqs: most requests of a step.
         max_rows: most rows of a step.
-        progress: told before each point.
+        progress: told before each pass, and at the end.
 
     Returns:
         Medians of up to five replays, after one that warms up. Tiers are measured where they are,
         and beyond the last, as far as steps go, at 1.5, 2, 3, 4, ... times it.
+
+    All points are replayed one after another before the next replay, so that a machine that
+    slows down meanwhile does so for all of them.
     """
     tiers = tuple(tier for tier in timer.tiers if tier <= max_rows)
-    requests, rows = list(_spread(1, max_num_seqs)), _rows(tiers, max_rows)
-    num_points = len(requests) + len(rows)
-    spreads: list[float] = []
+    points = [
+        *(_Point("draft", count, timer.draft_us) for count in _spread(1, max_num_seqs)),
+        *(_Point("verify", count, timer.verify_us) for count in _rows(tiers, max_rows)),
+    ]
+    report = progress or (lambda what, done, total: None)
+    total = len(points) * (1 + _NUM_REPLAYS)
+    for number, point in enumerate(points):
+        report(f"first {point.name}", number, total)
+        point.run(point.count)
+    done = len(points)
+    for replay in range(_NUM_REPLAYS):
+        if replay > 0 and sum(sum(point.times) for point in points) > _BUDGET_US:
+            break
+        for point in points:
+            report(point.name, done, total)
+            point.times.append(point.run(point.count))
+            done += 1
+    report("done", done, done)
+    return CostTables(
+        {point.count: point.median_us for point in points if point.what == "draft"},
+        {point.count: point.median_us for point in points if point.what == "verify"},
+        tiers,
+        statistics.median(point.error for point in points),
+    )
 
-    def point(number: int, what: str, run: Callable[[], float]) -> float:
-        if progress is not None:
-            progress(what, number, num_points)
-        median_us, spread = _median(run)
-        spreads.append(spread)
-        return median_us
 
-    draft_us = {
-        count: point(index, f"draft, {count} requests", partial(timer.draft_us, count))
-        for index, count in enumerate(requests)
-    }
-    verify_us = {
-        count: point(
-            len(requests) + index, f"verify, {count} rows", partial(timer.verify_us, count)
-        )
-        for index, count in enumerate(rows)
-    }
-    if progress is not None:
-        progress("done", num_points, num_points)
-    return CostTables(draft_us, verify_us, tiers, statistics.median(spreads))
+@dataclass(slots=True)
+class _Point:
+    """A pass that is timed, and its times so far."""
 
+    what: str
+    count: int
+    run: Callable[[int], float]
+    times: list[float] = field(default_factory=list)
 
-def _median(run: Callable[[], float]) -> tuple[float, float]:
-    """Median of the replays, and their median distance to it as a share."""
-    run()
-    times: list[float] = []
-    while len(times) < _NUM_REPLAYS and (not times or sum(times) < _BUDGET_US):
-        times.append(run())
-    median_us = statistics.median(times)
-    return median_us, statistics.median(abs(time - median_us) for time in times) / median_us
+    @property
+    def name(self) -> str:
+        return f"{self.what} of {self.count} {'requests' if self.what == 'draft' else 'rows'}"
+
+    @property
+    def median_us(self) -> float:
+        return statistics.median(self.times)
+
+    @property
+    def error(self) -> float:
+        """Standard error of the median as a share of it, from the median distance to it."""
+        median_us = self.median_us
+        distance = statistics.median(abs(time - median_us) for time in self.times)
+        return _ERROR_PER_DISTANCE * distance / median_us / math.sqrt(len(self.times))
 
 
 def _rows(tiers: tuple[int, ...], max_rows: int) -> list[int]:

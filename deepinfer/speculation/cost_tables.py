@@ -30,7 +30,7 @@ class CostTables:
         verify_us: microseconds of a target step, by rows.
         tiers: row counts that steps are padded to, ascending; each one is a key of `verify_us`.
             Empty: a step runs with the rows it has.
-        relative_noise: spread of repeated measurements as a share of their median.
+        relative_noise: standard error of a time, as a share of it.
     """
 
     draft_us: Mapping[int, float]

@@ -1,0 +1,71 @@
+"""Cost tables of an engine: read from the file that its configuration names, or measured."""
+
+from __future__ import annotations
+
+import os
+import platform
+
+import torch
+
+from deepinfer.config import EngineConfig
+from deepinfer.device.backend import Backend
+from deepinfer.engine.cache_identity import cache_identity
+from deepinfer.speculation.cost_file import Facts, load_costs, save_costs
+from deepinfer.speculation.cost_measurement import Progress, StepTimer, measure_costs
+from deepinfer.speculation.cost_tables import CostTables
+
+
+def round_costs(
+    config: EngineConfig,
+    backend: Backend,
+    timer: StepTimer,
+    *,
+    max_drafts: int,
+    progress: Progress | None = None,
+) -> CostTables:
+    """The costs of draft passes and verifications here.
+
+    Args:
+        config: `speculation.cost_table` names a file: read where it exists, written where not.
+        backend: what is measured.
+        timer: of the engine's worker.
+        max_drafts: most drafts of a request.
+        progress: told about points that are measured.
+    Raises:
+        ConfigError: the file belongs to another machine or configuration, or cannot be used.
+    """
+    path = config.speculation.cost_table
+    facts = cost_facts(config, backend, max_drafts=max_drafts)
+    if path is not None and path.exists():
+        return load_costs(path, facts)
+    max_num_seqs = config.scheduler.max_num_seqs
+    costs = measure_costs(
+        timer,
+        max_num_seqs=max_num_seqs,
+        max_rows=max_num_seqs * (1 + max_drafts),
+        progress=progress,
+    )
+    if path is not None:
+        save_costs(path, costs, facts)
+    return costs
+
+
+def cost_facts(config: EngineConfig, backend: Backend, *, max_drafts: int) -> Facts:
+    """What times depend on: machine, backend, model, limits."""
+    model = cache_identity(config)
+    return {
+        "machine": platform.node(),
+        "processor": platform.machine(),
+        "cpu_count": os.cpu_count() or 0,
+        "cpu_threads": torch.get_num_threads(),
+        "torch": torch.__version__,
+        "backend": backend.name,
+        "backend_options": repr(sorted(config.backend.options.items())),
+        "device": str(backend.runtime.device),
+        "numerics": config.numerics.value,
+        "determinism": config.determinism.value,
+        "model": model["model"],
+        "weights": model["weights"],
+        "max_num_seqs": config.scheduler.max_num_seqs,
+        "max_drafts": max_drafts,
+    }
