@@ -283,7 +283,7 @@ def test_index_scores_of_rows_that_share_keys(generator: torch.Generator) -> Non
         assert torch.equal(scores(slice(row, row + 1))[0], together[row])
 
 
-@pytest.mark.parametrize("columns", [37, 9000])  # one block, and three
+@pytest.mark.parametrize("columns", [37, 9000, 33000])  # rows in registers, and a long one
 def test_selection_with_ties_across_blocks(generator: torch.Generator, columns: int) -> None:
     scores = torch.randn(4, columns, generator=generator)
     scores[1] = (scores[1] * 2.0).round() / 2.0

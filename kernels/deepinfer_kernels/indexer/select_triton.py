@@ -1,8 +1,9 @@
 """Choosing the best columns of each row by a radix search, in ascending order of index.
 
-Scores become unsigned keys of the same order. Four passes over the row find the k-th key, eight
-bits at a time; a last pass writes every column above it, and of the equal ones the lowest, so
-that the result does not depend on how the row was split.
+Scores become unsigned keys of the same order. A row that fits stays in registers, and the k-th
+key is found bit by bit; of a longer one, four passes find it eight bits at a time. Then every
+column above it is written, and of the equal ones the lowest, so that the result does not depend
+on how the row was read.
 """
 
 from __future__ import annotations
@@ -15,7 +16,11 @@ from torch import Tensor
 from deepinfer_kernels.compile_case import CompileCase
 
 _COLUMNS = 1024
-# A row is one program's work: wide blocks keep many loads in flight.
+# Columns and warps of the programs for rows that fit: few sizes, because each is compiled.
+_WHOLE_ROWS = {2048: 8, 8192: 16, 32768: 32}
+# They are read again in blocks to be written: the running counts need registers of their own.
+_WRITTEN = 8192
+# Wide blocks keep many loads in flight.
 _SELECT_COLUMNS = 2048
 _SELECT_WARPS = 8
 
@@ -29,8 +34,53 @@ def _ordered_key(score):
     return tl.where(score > float("-inf"), key, 0)
 
 
+@triton.jit
+def _write_chosen(scores_ptr, out_ptr, num_columns, kth, equal_left, COLUMNS: tl.constexpr):
+    """Columns of a row whose key is above `kth`, and the first `equal_left` of the equal ones."""
+    offset = tl.arange(0, COLUMNS)
+    written = equal_left * 0
+    for start in range(0, num_columns, COLUMNS):
+        column = start + offset
+        score = tl.load(scores_ptr + column, mask=column < num_columns, other=float("-inf"))
+        key = _ordered_key(score)
+        above = key > kth
+        equal = (key == kth) & (key > 0)
+        # One scan counts both: neither exceeds COLUMNS <= 2^15.
+        counts = tl.cumsum((above.to(tl.int32) << 16) + equal.to(tl.int32), axis=0)
+        rank = counts & 0xFFFF
+        taken = above | (equal & (rank <= equal_left))
+        position = written + (counts >> 16) + tl.minimum(rank, equal_left) - 1
+        tl.store(out_ptr + position, column.to(tl.int64), mask=taken)
+        num_equal = tl.sum(equal.to(tl.int32), axis=0)
+        written += tl.sum(above.to(tl.int32), axis=0) + tl.minimum(num_equal, equal_left)
+        equal_left -= tl.minimum(num_equal, equal_left)
+
+
 @triton.jit(do_not_specialize=["num_columns"])
-def _select(scores_ptr, out_ptr, num_columns, k, COLUMNS: tl.constexpr):
+def _select_whole(
+    scores_ptr, out_ptr, num_columns, k, COLUMNS: tl.constexpr, WRITTEN: tl.constexpr
+):
+    row = tl.program_id(0).to(tl.int64)
+    column = tl.arange(0, COLUMNS)
+    score = tl.load(
+        scores_ptr + row * num_columns + column, mask=column < num_columns, other=float("-inf")
+    )
+    key = _ordered_key(score)
+    # The largest key that k columns reach; 0 with fewer columns than that.
+    kth = tl.zeros([1], dtype=tl.uint32)
+    bit = tl.full([1], 0x80000000, dtype=tl.uint32)
+    for _ in range(32):
+        reached = tl.sum((key >= (kth | bit)).to(tl.int32), axis=0)
+        kth = tl.where(reached >= k, kth | bit, kth)
+        bit = bit >> 1
+    above = tl.sum((key > kth).to(tl.int32), axis=0)
+    _write_chosen(
+        scores_ptr + row * num_columns, out_ptr + row * k, num_columns, kth, k - above, WRITTEN
+    )
+
+
+@triton.jit(do_not_specialize=["num_columns"])
+def _select_long(scores_ptr, out_ptr, num_columns, k, COLUMNS: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
     offset = tl.arange(0, COLUMNS)
     digit = tl.arange(0, 256)
@@ -56,20 +106,9 @@ def _select(scores_ptr, out_ptr, num_columns, k, COLUMNS: tl.constexpr):
         chosen = tl.maximum(chosen, 0)
         wanted -= tl.sum(tl.where(digit > chosen, counts, 0), axis=0)
         prefix = prefix | (chosen.to(tl.uint32) << (24 - 8 * place))
-    written = tl.zeros([1], dtype=tl.int32)
-    equal_left = wanted
-    for start in range(0, num_columns, COLUMNS):
-        column = start + offset
-        inside = column < num_columns
-        score = tl.load(scores_ptr + row * num_columns + column, mask=inside, other=float("-inf"))
-        key = _ordered_key(score)
-        equal = inside & (key == prefix) & (key > 0)
-        rank = tl.cumsum(equal.to(tl.int32), axis=0)
-        taken = (inside & (key > prefix)) | (equal & (rank <= equal_left))
-        position = written + tl.cumsum(taken.to(tl.int32), axis=0) - 1
-        tl.store(out_ptr + row * k + position, column.to(tl.int64), mask=taken)
-        equal_left -= tl.sum(equal.to(tl.int32), axis=0)
-        written += tl.sum(taken.to(tl.int32), axis=0)
+    _write_chosen(
+        scores_ptr + row * num_columns, out_ptr + row * k, num_columns, prefix, wanted, COLUMNS
+    )
 
 
 @triton.jit(do_not_specialize=["num_columns", "num_blocks"])
@@ -135,11 +174,21 @@ def select_topk(scores: Tensor, k: int) -> Tensor:
     num_rows, num_columns = scores.shape
     out = torch.full((num_rows, k), -1, dtype=torch.int64, device=scores.device)
     if num_rows and num_columns:
-        columns = min(_SELECT_COLUMNS, max(256, triton.next_power_of_2(num_columns)))
-        _select[(num_rows,)](
-            scores, out, num_columns, k, COLUMNS=columns,
-            num_warps=_SELECT_WARPS if columns == _SELECT_COLUMNS else 4,
-        )  # fmt: skip
+        whole = next((size for size in _WHOLE_ROWS if num_columns <= size), None)
+        if whole is not None:
+            _select_whole[(num_rows,)](
+                scores,
+                out,
+                num_columns,
+                k,
+                COLUMNS=whole,
+                WRITTEN=min(whole, _WRITTEN),
+                num_warps=_WHOLE_ROWS[whole],
+            )
+        else:
+            _select_long[(num_rows,)](
+                scores, out, num_columns, k, COLUMNS=_SELECT_COLUMNS, num_warps=_SELECT_WARPS
+            )
     return out
 
 
@@ -201,8 +250,16 @@ def select_topk_truth(scores: Tensor, k: int) -> Tensor:
 
 
 COMPILE_CASES = (
+    *(
+        CompileCase(
+            "_select_whole",
+            {"scores_ptr": "*fp32", "out_ptr": "*i64", "num_columns": "i32", "k": "i32"},
+            {"COLUMNS": columns, "WRITTEN": min(columns, _WRITTEN)}, num_warps=warps,
+        )
+        for columns, warps in _WHOLE_ROWS.items()
+    ),
     CompileCase(
-        "_select",
+        "_select_long",
         {"scores_ptr": "*fp32", "out_ptr": "*i64", "num_columns": "i32", "k": "i32"},
         {"COLUMNS": _SELECT_COLUMNS},
         num_warps=_SELECT_WARPS,
