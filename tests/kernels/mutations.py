@@ -124,6 +124,10 @@ MUTATIONS = {
         "moe", "slots", "mask=inside & valid, other=-1)", "mask=inside, other=-1)",
         "moe_dispatch:normative,invalid-rows",
     ),
+    "rows of two requests share keys": _of(
+        "indexer", "scores", "(rows > begin) & (seqs != seq)", "(rows > begin) & (seqs != seqs)",
+        "index_scores:normative,n=20",
+    ),
     "scores skip the relu": _of(
         "indexer", "scores",
         "tl.maximum(_round_bf16(dots), 0.0, propagate_nan=tl.PropagateNan.ALL)",

@@ -117,6 +117,7 @@ declare(
         "control": _scores(),
         "n=0": _scores(((), ()), max_visible=5),
         "n=1": _scores(((7,),), table=((1, 2),)),
+        "n=20": _scores((tuple(range(1, 12)), tuple(range(2, 11))), table=((1, 2, 3), (4, 0, 5))),
         "decode": _scores(((9,), (4,), (12,)), table=((1, 2, 3), (4, -1, -1), (0, 6, 5))),
         "visible=0,1,2": _scores(((0, 1, 2),), table=((3,),)),
         "visible=block-1,block,block+1": _scores(((3, 4, 5),), table=((3, 1),)),

@@ -62,6 +62,7 @@ TOPK: dict[str, Builder] = {
     "visible=all": _topk((_COLUMNS, _COLUMNS)),
     "columns=k-1": _topk((4, 2), columns=_K - 1),
     "columns=0": _topk((0, 0), columns=0),
+    "columns=40000": _topk((40000, 33000), columns=40000, edit=_tied),
     "k=1": _topk(k=1),
     "masked": _topk(edit=_with_holes),
     "nothing-left": _topk(edit=lambda x: torch.full_like(x, -torch.inf)),
