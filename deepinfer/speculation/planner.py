@@ -4,8 +4,9 @@ It is asked once a step, on the host, before the step is launched:
 
     budget = planner.plan(num_sampling, survival, num_other_rows=0)
 
-Asynchronous (steps in flight): `survival` comes from a step two before, K is the best over all,
-and the device admits the K likeliest of the drafts at hand (op `admit_drafts`). Synchronous (the
+Asynchronous (steps in flight): `survival` is that of drafts of an earlier round, computed two
+steps before with one step in flight; K is the best over all, and the device admits the K
+likeliest of the drafts at hand (op `admit_drafts`). Synchronous (the
 host has seen the confidences of the drafts at hand): K is where one more first does not pay.
 `budget.py` says why both keep the distribution of outputs. They do so only if drafts of different
 rounds are drawn from different random numbers, even where they stand for the same position:
@@ -41,7 +42,7 @@ _SMOOTHING = 1.0 / 16.0
 _PLANS_TO_JUDGE = 16
 """Gains of a batch size before their mean is believed."""
 _PLANS_OF_AGE = 2
-"""Plans between a budget and the survivals of the drafts that it was applied to."""
+"""Plans between a budget and survivals of drafts that it knew nothing of."""
 _STEPS_TO_REST = 512
 """Steps of a fixed length after which planning is tried again where it did not pay."""
 _SHARES = np.linspace(0.0, 1.0, 65)
@@ -56,7 +57,7 @@ class PlanMode(enum.Enum):
 
 
 class Scheduling(enum.Enum):
-    """Which confidences a plan is made from: those of the drafts at hand, or two steps older."""
+    """Which confidences a plan is made from: those of the drafts at hand, or older ones."""
 
     SYNCHRONOUS = "synchronous"
     ASYNCHRONOUS = "asynchronous"
@@ -216,7 +217,7 @@ class VerifyPlanner:
         Args:
             num_sampling: R requests that sample in it; only they count as expected tokens.
             survival: [R, D] fp32 running products of confidences, in any order of requests: of
-                the drafts at hand (synchronous) or of two steps before (asynchronous). 1 where a
+                the drafts at hand (synchronous) or of earlier rounds (asynchronous). 1 where a
                 request's are not known yet, 0 where it has no draft. None: none is known.
             num_other_rows: rows of the step that yield no token.
         Raises:
