@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 
-from deepinfer.bench.prefill import Prefill
 from deepinfer.bench.work_counter import WorkCounter
 from deepinfer.device.backend import Backend
 from deepinfer.model.loading import LoadedModel
+from deepinfer.model.prefill_run import Prefill
 from deepinfer.model.prefill_work import prefill_macs
 from deepinfer.model.replay import ALL_ROWS, PrefillRows, cold_rows, decoder_start
 

@@ -25,8 +25,14 @@ ones, and define with Engram rows replaced by zeros: a task that stays right doe
 With the reference backend on 2 CPU cores the bundled checkpoint takes about 10 minutes (790,000
 tokens), and --quick, which takes {_QUICK_LIMIT} items of a group, about 2.
 
+--replay exact and --replay bounded set replay.mode. --replay both asks the tasks in both modes and
+shows what differs; in place of bits per byte of whole texts, which need every row, it reads the
+second half of each window after a bounded and after an exact first half, and compares the
+distributions of every token (replay.keep_tokens says how many tokens are kept).
+
 example:
   deepinfer eval --quick
+  deepinfer eval --quick --replay both --set replay.keep_tokens=32
   deepinfer eval --tasks bpb,recall --numerics exact --out eval.json
 """
 
@@ -46,6 +52,9 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         "--limit", type=int, metavar="N", help="at most N items of a group, N windows of a text"
     )
     parser.add_argument("--quick", action="store_true", help=f"short for --limit {_QUICK_LIMIT}")
+    parser.add_argument(
+        "--replay", choices=("exact", "bounded", "both"), help="replay mode, or both side by side"
+    )
     parser.add_argument("--no-controls", action="store_true", help="leave the controls out")
     parser.add_argument(
         "--answers", type=Path, metavar="FILE", help="write every item's answer, a JSON line each"
@@ -75,14 +84,18 @@ def run(args: argparse.Namespace) -> int:
     from deepinfer.cli.console import stdout_console
     from deepinfer.cli.eval_progress import eval_progress
     from deepinfer.cli.report import write_json
+    from deepinfer.config import override
     from deepinfer.evaluation.run import all_tasks, evaluate, plan_jobs
 
-    jobs = plan_jobs(
-        config,
-        all_tasks() if args.tasks is None else [name.strip() for name in args.tasks.split(",")],
-        limit=_QUICK_LIMIT if args.quick else args.limit,
-        with_controls=not args.no_controls,
-    )
+    tasks = all_tasks() if args.tasks is None else [n.strip() for n in args.tasks.split(",")]
+    limit = _QUICK_LIMIT if args.quick else args.limit
+    if args.replay == "both":
+        from deepinfer.cli.eval_replay import run_both
+
+        return run_both(args, config, tasks, limit)
+    if args.replay is not None:
+        config = override(config, {"replay.mode": args.replay})
+    jobs = plan_jobs(config, tasks, limit=limit, with_controls=not args.no_controls)
     with eval_progress() as progress:
         evaluation = evaluate(config, jobs, progress)
     _print_table(evaluation)

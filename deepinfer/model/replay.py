@@ -79,6 +79,18 @@ def decoder_start(num_prompt_tokens: int, keep_tokens: int) -> int:
     return max(0, num_prompt_tokens - keep_tokens)
 
 
+def lossless_keep_tokens(config: V41Config) -> int:
+    """Kept tokens from which on bounded replay of a cold prompt gives the bits of all rows.
+
+    The last row sees through W - 1 rows in each layer after the last KV source; layers before it
+    run every row anyway.
+    """
+    source = config.last_kv_source
+    if source is None:
+        return 1
+    return 1 + (config.num_hidden_layers - 1 - source) * (config.sliding_window - 1)
+
+
 def cold_rows(config: V41Config, start: int) -> PrefillRows:
     """Rows of a prompt of which nothing is cached.
 

@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 import torch
 
-from deepinfer.bench.prefill import Prefill
 from deepinfer.bench.work_counter import WorkCounter
 from deepinfer.config.presets import bundled_checkpoint
 from deepinfer.device.backend import Backend
@@ -18,6 +17,7 @@ from deepinfer.device.overlay import with_ops
 from deepinfer.device.registry import load_backend
 from deepinfer.model.config import V41Config
 from deepinfer.model.loading import LoadedModel, load_model
+from deepinfer.model.prefill_run import Prefill
 from deepinfer.model.prefill_work import prefill_macs
 from deepinfer.model.replay import ALL_ROWS, PrefillRows, cold_rows, decoder_start, exact_rows
 

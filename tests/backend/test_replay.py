@@ -24,6 +24,7 @@ from deepinfer.model.replay import (
     cold_rows,
     decoder_start,
     exact_rows,
+    lossless_keep_tokens,
 )
 from tests.backend.replay_bench import Asked, ReplayBench
 
@@ -175,6 +176,20 @@ def test_bounded_prefill_leaves_everything_below_the_cut_exact(golden: Fixture) 
     expected, found = exact.blocks(0, stop), bounded.blocks(0, stop)
     assert expected.keys() == found.keys()
     assert all(torch.equal(expected[name], found[name]) for name in expected)
+
+
+def test_a_long_enough_tail_is_exact_and_one_token_fewer_is_not(golden: Fixture) -> None:
+    ids, needed = golden.longest, lossless_keep_tokens(golden.loaded.config)
+    assert golden.window < needed < len(ids)
+    bench = golden.bench(3, 3)
+    logits = bench.prefill(
+        *(
+            Asked(list(ids), slot, slot, golden.cold(len(ids), keep))
+            for slot, keep in enumerate((None, needed, needed - 1))
+        )
+    )
+    assert torch.equal(logits[0], logits[1])
+    assert not torch.equal(logits[0], logits[2])
 
 
 @pytest.mark.parametrize("keep", [None, 4])

@@ -29,11 +29,31 @@ def test_scores_are_shown_and_written(tmp_path: Path, capsys: pytest.CaptureFixt
     }  # fmt: skip
 
 
+def test_both_replay_modes_stand_side_by_side(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    report = tmp_path / "eval.json"
+    command = ["eval", "--replay", "both", "--tasks", "add", "--limit", "1", "-q"]
+    assert main([*command, "--set", "replay.keep_tokens=32", "--out", str(report)]) == 0
+    assert "from 94 on" in " ".join(capsys.readouterr().out.split())
+    figures = json.loads(report.read_text())["figures"]
+    assert figures["distributions"] is None
+    assert figures["lossless_keep_tokens"] == 94
+    assert [entry["group"] for entry in figures["tasks"]] == ["2digit", "3digit"]
+    assert all(0 <= entry["bounded_share"] <= 1 for entry in figures["tasks"])
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
         (["--tasks", "sums"], "tasks are sums; expected some of"),
         (["--limit", "0"], "--limit is 0"),
+        (["--replay", "both", "--answers", "a.jsonl"], "--answers goes with one replay mode"),
+        (["--replay", "both", "--tasks", "sums"], "tasks are sums; expected some of"),
+        (
+            ["--replay", "both", "--tasks", "bpb", "--set", "replay.keep_tokens=9"],
+            "replay.keep_tokens = 9 is less",
+        ),
         (["--quick", "--limit", "3"], "--quick is --limit 8"),
         (["--answers", "nowhere/answers.jsonl"], "there is no folder nowhere"),
         (["--set", "measurement.selections=random"], "measurement is selections_random"),

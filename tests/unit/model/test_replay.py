@@ -14,6 +14,7 @@ from deepinfer.model.replay import (
     cold_rows,
     decoder_start,
     exact_rows,
+    lossless_keep_tokens,
 )
 
 
@@ -24,6 +25,10 @@ def written(rows: PrefillRows, hit: int, layer: int) -> int:
 
 def test_the_decoder_starts_at_the_kept_tail_and_never_before_the_prompt() -> None:
     assert [decoder_start(n, 140) for n in (1, 140, 141, 4096)] == [0, 0, 1, 3956]
+
+
+def test_bounded_is_exact_from_as_many_rows_as_the_derivation_says(flash: V41Config) -> None:
+    assert lossless_keep_tokens(flash) == 2414
 
 
 def test_a_cold_prompt_is_cut_at_the_last_source_only(flash: V41Config) -> None:

@@ -49,22 +49,29 @@ class Prefill:
         """Steps that a prompt takes."""
         return -(-num_tokens // self._chunk_tokens)
 
-    def run(self, token_ids: list[int], rows: PrefillRows) -> tuple[Tensor, float]:
+    def run(
+        self, token_ids: list[int], rows: PrefillRows, *, num_logits: int = 1
+    ) -> tuple[Tensor, float]:
         """Compute a prompt from its first token on.
 
         Args:
             token_ids: the prompt.
             rows: what each layer runs of it.
+            num_logits: tokens at the end whose logits are wanted; all layers must run them.
 
         Returns:
-            [1, V] fp32 logits of the last token on the CPU, and microseconds on the device.
+            [num_logits, V] fp32 logits on the CPU, and microseconds on the device.
         """
         ends = [*range(0, len(token_ids), self._chunk_tokens), len(token_ids)]
-        batches = [self._batch(token_ids, rows, start, stop) for start, stop in pairwise(ends)]
+        first_logits = len(token_ids) - num_logits
+        batches = [
+            self._batch(token_ids, rows, start, stop, first_logits)
+            for start, stop in pairwise(ends)
+        ]
         logits: list[Tensor] = []
 
         def forward(batch: StepBatch) -> None:
-            logits[:] = [self._loaded.backbone.forward(batch, self._caches)]
+            logits.append(self._loaded.backbone.forward(batch, self._caches))
 
         stream = self._backend.runtime.compute_stream
         stream.synchronize()
@@ -73,9 +80,11 @@ class Prefill:
             stream.enqueue(partial(forward, batch))
         end = stream.record_event(timed=True)
         end.synchronize()
-        return logits[0].cpu(), end.time_us - begin.time_us
+        return torch.cat(logits).cpu(), end.time_us - begin.time_us
 
-    def _batch(self, token_ids: list[int], rows: PrefillRows, start: int, stop: int) -> StepBatch:
+    def _batch(
+        self, token_ids: list[int], rows: PrefillRows, start: int, stop: int, first_logits: int
+    ) -> StepBatch:
         device, width = self._backend.runtime.device, self._loaded.config.history_len
 
         def tensor(values: list[int]) -> Tensor:
@@ -85,7 +94,6 @@ class Prefill:
         if replay is not None:
             replay = replace(replay, limits=replay.limits.to(device))
         before = token_ids[max(0, start - width) : start]
-        ends = stop == len(token_ids)
         return StepBatch(
             kind=StepKind.PREFILL,
             input_ids=tensor(token_ids[start:stop]),
@@ -94,7 +102,7 @@ class Prefill:
             seq_slots=tensor([0]),
             block_table=torch.arange(self._num_blocks, device=device).unsqueeze(0),
             history=tensor([-1] * (width - len(before)) + before).unsqueeze(0),
-            logits_rows=tensor([stop - start - 1] if ends else []),
+            logits_rows=tensor(list(range(max(first_logits - start, 0), stop - start))),
             max_query_len=stop - start,
             max_key_len=stop,
             replay=replay,
