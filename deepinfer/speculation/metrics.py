@@ -89,10 +89,11 @@ class Calibration:
         self.confidence = np.zeros(shape)
 
     def add(self, survival: Survival, verified: Counts, accepted: Counts) -> None:
-        """Add rounds: survivals [N, D] fp32, verified and accepted drafts [N]."""
+        """Add rounds: survivals [N, D] fp32, NaN if unknown; verified and accepted drafts [N]."""
         places = np.arange(survival.shape[1])
         before = np.concatenate((np.ones_like(survival[:, :1]), survival[:, :-1]), axis=1)
-        rows, columns = np.nonzero(_reached(verified, accepted, places) & (before > 0.0))
+        judged = _reached(verified, accepted, places) & (before > 0.0) & ~np.isnan(survival)
+        rows, columns = np.nonzero(judged)
         confidence = survival[rows, columns] / before[rows, columns]
         bins = np.minimum((confidence * NUM_BINS).astype(np.int64), NUM_BINS - 1)
         np.add.at(self.count, (columns, bins), 1)

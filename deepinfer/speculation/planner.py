@@ -145,6 +145,7 @@ class VerifyPlanner:
 
     Attributes:
         num_plans: steps for which it looked at confidences.
+        scheduling: which confidences it wants.
     """
 
     def __init__(
@@ -189,7 +190,7 @@ class VerifyPlanner:
             )
         self._max_drafts, self._max_num_seqs = max_drafts, max_num_seqs
         self._max_rows = max_rows
-        self._scheduling, self._falls_back = scheduling, falls_back
+        self.scheduling, self._falls_back = scheduling, falls_back
         self._draft_us = costs.draft_times(max_num_seqs)
         self._verify_us = costs.verify_times(full)
         self._costs = costs
@@ -285,7 +286,7 @@ class VerifyPlanner:
         tokens = expected_tokens(survival, num_sampling)
         times = self._times(num_sampling, num_other_rows)
         limited = slice(limit + 1)
-        if self._scheduling is Scheduling.ASYNCHRONOUS:
+        if self.scheduling is Scheduling.ASYNCHRONOUS:
             budget = best_budget(tokens[limited], times[limited])
         else:
             foreseen = record.foreseen(tokens)
@@ -296,7 +297,7 @@ class VerifyPlanner:
                 budget = foreseen_stop_budget(tokens[limited], times[limited], foreseen[limited])
             record.add_tokens(tokens)
         judged: int | None = budget.num_drafts
-        if self._scheduling is Scheduling.ASYNCHRONOUS:
+        if self.scheduling is Scheduling.ASYNCHRONOUS:
             full = len(record.chosen) == _PLANS_OF_AGE
             judged = round(record.chosen[0] * num_sampling) if full else None
             record.chosen.append(budget.num_drafts / num_sampling)

@@ -1,0 +1,156 @@
+"""Budgets in the engine: which survivals are looked at, whose they are, what is counted."""
+
+from __future__ import annotations
+
+from typing import cast
+
+import numpy as np
+import pytest
+
+from deepinfer.device.runtime import StepKind
+from deepinfer.engine.draft_budgets import DraftBudgets
+from deepinfer.engine.output_text import OutputText
+from deepinfer.engine.request_controls import RequestControls
+from deepinfer.engine.sampling_params import SamplingParams
+from deepinfer.engine.sequence import Request, Sequence
+from deepinfer.engine.step_state import SchedulerOutputs, SequenceMetadata
+from deepinfer.speculation.budget import Survival
+from deepinfer.speculation.cost_tables import CostTables
+from deepinfer.speculation.planner import Scheduling, VerifyPlanner
+
+PARAMS = SamplingParams()
+DRAFTS = 2
+# A row costs as much as half a certain draft yields: certain drafts pay, unlikely ones do not.
+COSTS = CostTables({1: 1.0}, {1: 100.0, 20: 1050.0})
+CERTAIN, UNLIKELY = [1.0, 1.0], [0.01, 0.0001]
+
+
+def sequences(count: int) -> list[Sequence]:
+    result = []
+    for number in range(count):
+        controls = RequestControls.of(PARAMS, 9)
+        request = Request(f"kind{number % 2}-{number}", None, [1], PARAMS, controls, 0, 0, number,
+                          None)  # fmt: skip
+        sequence = Sequence(request, 0, [1], cast(OutputText, None), max_len=99, slot=number)
+        request.sequences = [sequence]
+        result.append(sequence)
+    return result
+
+
+def step(
+    number: int, members: list[Sequence], *, kind: StepKind = StepKind.DECODE
+) -> SchedulerOutputs:
+    """A step as the scheduler hands it out: counted among the samples in flight."""
+    rows = []
+    for member in members:
+        member.num_inflight_samples += 1
+        assert member.slot is not None
+        query_len = 1 + DRAFTS if kind is StepKind.DECODE else 4
+        rows.append(
+            SequenceMetadata(member, member.generation, member.slot, 1, query_len, True, False)
+        )
+    return SchedulerOutputs(number, kind, tuple(rows))
+
+
+def budgets(scheduling: Scheduling = Scheduling.ASYNCHRONOUS) -> DraftBudgets:
+    planner = VerifyPlanner(
+        COSTS, max_drafts=DRAFTS, max_num_seqs=4, scheduling=scheduling, falls_back=False,
+        overhead_us=0.0,
+    )  # fmt: skip
+    return DraftBudgets(
+        planner, max_num_seqs=4, max_drafts=DRAFTS, domain_of=lambda name: name.partition("-")[0]
+    )
+
+
+def collect(
+    tested: DraftBudgets, scheduled: SchedulerOutputs, *survival: list[float], accepted: int = 0
+) -> None:
+    """Commit a step in which everything was verified."""
+    count = len(scheduled.sequences)
+    found: Survival = np.array(survival, dtype=np.float32)
+    tested.committed(
+        scheduled, np.full(count, DRAFTS), np.full(count, accepted, dtype=np.int64), found
+    )
+    for metadata in scheduled.sequences:
+        metadata.sequence.num_inflight_samples -= 1
+
+
+def test_with_a_step_in_flight_the_round_before_decides() -> None:
+    tested, (a, b) = budgets(), sequences(2)
+    prefill = step(0, [a, b], kind=StepKind.PREFILL)
+    assert tested.choose(prefill) is None
+    first = step(1, [a, b])
+    assert tested.choose(first) is None  # nothing is known yet
+    collect(tested, prefill, CERTAIN, UNLIKELY)
+    assert tested.choose(step(2, [a, b])) == 2
+    collect(tested, first, UNLIKELY, UNLIKELY)
+    assert tested.choose(step(3, [a, b])) == 0
+
+
+def test_drafts_at_hand_are_not_looked_at_when_nothing_is_in_flight() -> None:
+    """After the pipeline was drained, the newest survivals are those of the drafts at hand."""
+    tested, (a, b) = budgets(), sequences(2)
+    collect(tested, step(0, [a, b], kind=StepKind.PREFILL), UNLIKELY, UNLIKELY)
+    assert tested.choose(step(1, [a, b])) is None
+
+
+def test_synchronous_plans_look_at_the_drafts_at_hand() -> None:
+    tested, (a, b) = budgets(Scheduling.SYNCHRONOUS), sequences(2)
+    collect(tested, step(0, [a, b], kind=StepKind.PREFILL), CERTAIN, UNLIKELY)
+    assert tested.choose(step(1, [a, b])) == 2
+
+
+def test_a_sequence_that_was_preempted_starts_anew() -> None:
+    tested, (a, b) = budgets(), sequences(2)
+    prefill, first = step(0, [a, b], kind=StepKind.PREFILL), step(1, [a, b])
+    collect(tested, prefill, UNLIKELY, UNLIKELY)
+    a.generation += 1
+    collect(tested, first, UNLIKELY, UNLIKELY)  # a's part comes too late
+    a.num_inflight_samples = 1
+    b.num_inflight_samples = 1
+    assert tested.choose(step(2, [a, b])) == 2
+    assert tested.metrics.places.num_rounds == 1
+
+
+def test_rows_that_a_sequence_cannot_use_are_not_planned() -> None:
+    """Near its length limit a sequence has fewer drafts than survivals."""
+    tested, (a, b) = budgets(), sequences(2)
+    prefill = step(0, [a, b], kind=StepKind.PREFILL)
+    step(1, [a, b])
+    collect(tested, prefill, CERTAIN, UNLIKELY)
+    later = step(2, [a, b])
+    short = later.sequences[0]._replace(query_len=2)
+    cut = SchedulerOutputs(2, StepKind.DECODE, (short, later.sequences[1]))
+    assert tested.choose(cut) == 1
+
+
+def test_rounds_are_counted_with_domain_confidence_and_plan() -> None:
+    tested, (a, b) = budgets(), sequences(2)
+    prefill, first = step(0, [a, b], kind=StepKind.PREFILL), step(1, [a, b])
+    tested.choose(first)
+    collect(tested, prefill, [0.5, 0.25], [0.5, 0.25])
+    second = step(2, [a, b])
+    assert tested.choose(second) is not None
+    collect(tested, first, CERTAIN, CERTAIN, accepted=1)
+    collect(tested, second, CERTAIN, CERTAIN, accepted=2)
+    metrics = tested.metrics
+    assert metrics.places.num_rounds == 4
+    assert metrics.places.accepted.tolist() == [4, 2]
+    assert {name: places.num_rounds for name, places in metrics.domains.items()} == {
+        "kind0": 2, "kind1": 2,
+    }  # fmt: skip
+    # The first step verified drafts of confidence 0.5, the second those of confidence 1.
+    bins = {round(confidence, 3): count for confidence, _, count in
+            metrics.calibration.reliability()}  # fmt: skip
+    assert bins == {0.5: 4, 1.0: 4}
+    assert [span.num_planned for span in metrics.spans] == [0, 1]
+
+
+def test_without_a_planner_everything_is_verified_and_counted() -> None:
+    tested = DraftBudgets(None, max_num_seqs=4, max_drafts=DRAFTS)
+    members = sequences(2)
+    scheduled = step(0, members)
+    assert tested.choose(scheduled) is None
+    collect(tested, scheduled, CERTAIN, CERTAIN, accepted=1)
+    assert tested.metrics.places.conditional == [1.0, pytest.approx(0.0)]
+    assert tested.metrics.calibration.error() is None  # nobody knew these drafts' confidences
