@@ -1,4 +1,4 @@
-"""What a new sequence may take over from the blocks that others left."""
+"""Names of a sequence's blocks, and how much of a known beginning is used."""
 
 from __future__ import annotations
 
@@ -7,24 +7,6 @@ from dataclasses import dataclass
 
 from deepinfer.cache.block_hash import block_hash
 from deepinfer.cache.prefix_index import PrefixIndex
-
-
-@dataclass(frozen=True, slots=True)
-class PrefixHit:
-    """The beginning that a sequence takes over.
-
-    Attributes:
-        num_tokens: its tokens, whose blocks are not written any more.
-        blocks: the blocks, in order.
-        is_exact: each of them holds what a run from the start would have written.
-    """
-
-    num_tokens: int = 0
-    blocks: tuple[int, ...] = ()
-    is_exact: bool = True
-
-
-NO_HIT = PrefixHit()
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,13 +55,3 @@ class PrefixCache:
         for begin in range(len(names) * size, len(token_ids) - size + 1, size):
             parent = names[-1] if names else self._seed
             names.append(block_hash(parent, token_ids[begin : begin + size]))
-
-    def look_up(self, names: Sequence[bytes], num_tokens: int) -> PrefixHit:
-        """What a sequence of these blocks and that many tokens may take over now."""
-        known = self.index.find(names)
-        size = self.rules.block_size
-        hit_len = self.rules.hit_len(len(known) * size, num_tokens)
-        if hit_len == 0:
-            return NO_HIT
-        blocks = tuple(known[: hit_len // size])
-        return PrefixHit(hit_len, blocks, all(map(self.index.is_exact, blocks)))

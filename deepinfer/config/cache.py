@@ -48,6 +48,14 @@ def _check_size(value: str | int | None) -> str | int | None:
     return value
 
 
+def _check_host_size(value: str | int) -> str | int:
+    if isinstance(value, str):
+        parse_memory_size(value)
+    elif value < 0:
+        raise ValueError("is negative")
+    return value
+
+
 def _check_even(value: int) -> int:
     if value % 2:
         raise ValueError("is odd, but a compressed row covers two tokens of the same block")
@@ -74,14 +82,31 @@ class CacheSection(Section):
         description="an exact number of blocks from 1, instead of `memory`; null = from `memory`",
     )
 
+    host_memory: Annotated[str | int, AfterValidator(_check_host_size)] = Field(
+        default=0,
+        description="a size such as 4GiB, or a number of bytes, of host memory that keeps blocks "
+        "and windows beyond the device's own, for `prefix`; 0 = none",
+    )
+
     @model_validator(mode="after")
-    def _check_one_size(self) -> Self:
+    def _check_sizes(self) -> Self:
         if self.memory is not None and self.num_blocks is not None:
             raise ValueError(
                 f"memory {self.memory!r} and num_blocks {self.num_blocks} both say how large the "
                 "cache is; set one of them"
             )
+        if self.host_memory_bytes and not self.prefix:
+            raise ValueError(
+                f"host_memory is {self.host_memory!r}, but with prefix false nothing is kept "
+                "there; set prefix to true, or host_memory to 0"
+            )
         return self
+
+    @property
+    def host_memory_bytes(self) -> int:
+        """Bytes of host memory for blocks and windows; 0 for none."""
+        size = self.host_memory
+        return parse_memory_size(size) if isinstance(size, str) else size
 
     @property
     def memory_bytes(self) -> int | None:

@@ -15,6 +15,7 @@ from pathlib import Path
 
 from deepinfer.cache.block_hash import chain_seed
 from deepinfer.cache.block_pool import blocks_for
+from deepinfer.cache.host_tier import HostTier
 from deepinfer.cache.prefix_cache import HitRules, PrefixCache
 from deepinfer.config import EngineConfig
 from deepinfer.device.backend import Backend
@@ -34,6 +35,7 @@ from deepinfer.engine.request_controls import RequestControls
 from deepinfer.engine.sampling_params import SamplingParams
 from deepinfer.engine.scheduler import Scheduler
 from deepinfer.engine.sequence import Request, Sequence
+from deepinfer.engine.state_tier import StateTier
 from deepinfer.engine.step_runner import StepRunner
 from deepinfer.engine.timeline import Phase, RecordedTimeline, Timeline
 from deepinfer.engine.trace_file import TraceFile
@@ -63,6 +65,9 @@ class EngineStats:
         prefix_hit_tokens: of these, tokens that were not computed again.
         replayed_tokens: tokens of hits that were computed again to rebuild windows.
         num_evicted_blocks: known blocks that were forgotten for their memory.
+        host_used_bytes: bytes of blocks and windows in host memory.
+        num_loaded_blocks: blocks that came back from there.
+        num_loaded_windows: sequences whose windows came from there.
     """
 
     num_running: int
@@ -78,6 +83,9 @@ class EngineStats:
     prefix_hit_tokens: int
     replayed_tokens: int
     num_evicted_blocks: int
+    host_used_bytes: int
+    num_loaded_blocks: int
+    num_loaded_windows: int
 
 
 class LLMEngine:
@@ -140,10 +148,19 @@ class LLMEngine:
         self._num_non_finite = 0
 
     def _prefix_reuse(self) -> PrefixReuse:
-        config, drafts = self.config, self._runner.max_drafts > 0
+        config, copies = self.config, self._runner.copies
         rules = HitRules(config.cache.block_size, self.model_config.sliding_window)
-        cache = PrefixCache(rules, chain_seed(cache_identity(config)))
-        return PrefixReuse(cache, self._replay, config.replay, drafts=drafts)
+        seed = chain_seed(cache_identity(config) | {"record": copies.block_record})
+        tier: StateTier | None = None
+        if config.cache.host_memory_bytes:
+            tier = StateTier(HostTier(config.cache.host_memory_bytes), copies)
+        return PrefixReuse(
+            PrefixCache(rules, seed),
+            self._replay,
+            config.replay,
+            drafts=self._runner.max_drafts > 0,
+            tier=tier,
+        )
 
     @classmethod
     def from_config(
@@ -322,6 +339,7 @@ class LLMEngine:
         """Figures of now."""
         scheduler = self._scheduler
         reuse = PrefixStats() if scheduler.reuse is None else scheduler.reuse.stats
+        tier = None if scheduler.reuse is None else scheduler.reuse.tier
         return EngineStats(
             num_running=len(scheduler.running),
             num_waiting=len(scheduler.waiting),
@@ -336,6 +354,9 @@ class LLMEngine:
             prefix_hit_tokens=reuse.num_hit_tokens,
             replayed_tokens=reuse.num_replayed_tokens,
             num_evicted_blocks=scheduler.blocks.num_evicted,
+            host_used_bytes=0 if tier is None else tier.tier.num_bytes,
+            num_loaded_blocks=0 if tier is None else tier.num_loaded_blocks,
+            num_loaded_windows=0 if tier is None else tier.num_loaded_windows,
         )
 
     def step(self) -> list[RequestOutput]:

@@ -40,12 +40,31 @@ class _Row(NamedTuple):
     text: int
 
 
-class _Ring(NamedTuple):
-    """Whose window rows a ring holds: positions first .. stop - 1."""
+class SavedRing(NamedTuple):
+    """Window rows of positions first .. stop - 1, which follow from a text.
 
-    owner: Owner
+    Attributes:
+        first: first position that is there.
+        stop: position after the last one.
+        good_from: first position from which on the rows are as in a run from the start.
+        text: what the last row stands for.
+    """
+
     first: int
     stop: int
+    good_from: int
+    text: int
+
+
+class _Ring(NamedTuple):
+    """Whose window rows a ring holds, and which; rows that were loaded are nobody's yet."""
+
+    owner: Owner | None
+    rows: SavedRing
+
+
+SavedRows = tuple[_Row | None, ...]
+"""What the rows of a block hold."""
 
 
 class NullMemory:
@@ -78,7 +97,7 @@ class NullMemory:
         Raises:
             ContractError: one of them holds something else.
         """
-        self._read_window(owner, place, len(token_ids))
+        self._read_window(owner, place, token_ids)
         text = 0
         for position, token_id in enumerate(token_ids):
             text = hash((text, token_id))
@@ -101,19 +120,21 @@ class NullMemory:
             ContractError: a position has no block, the row is another's, or the window that the
                 new row follows from is not good yet.
         """
-        first, text = len(past), 0
-        for token_id in past:
-            text = hash((text, token_id))
+        first, text = len(past), _text(past)
         ring = self._rings.get(place.slot)
-        begin = first if ring is None or ring.owner != owner else ring.first
-        self._rings[place.slot] = _Ring(owner, begin, first + len(token_ids))
+        if ring is None or ring.owner not in (owner, None):
+            good_from = first + self._replay_len - self._window if first else 0
+            ring = _Ring(owner, SavedRing(first, first, good_from, text))
+        stop = first + len(token_ids)
+        rows = ring.rows._replace(stop=stop, text=_text(token_ids, text))
+        self._rings[place.slot] = _Ring(owner, rows)
         for position, token_id in enumerate(token_ids, start=first):
             text = hash((text, token_id))
             if position >= place.write_from:
                 self._write_row(owner, place, _Row(position, token_id, text))
             # The logits of a hit's last token may be wanted, too.
             if position >= place.write_from - 1:
-                self._check_window(owner, begin, position)
+                self._check_window(owner, rows, position)
 
     def _write_row(self, owner: Owner, place: Place, row: _Row) -> None:
         where = self._row(owner, place, row.position)
@@ -135,26 +156,58 @@ class NullMemory:
             for offset in range(self._block_size):
                 self._rows[block, offset] = None
 
-    def _read_window(self, owner: Owner, place: Place, stop: int) -> None:
-        """Window rows of the position `stop` below it must be there."""
+    def save_block(self, block: int) -> SavedRows:
+        """What a block holds."""
+        return tuple(self._rows.get((block, offset)) for offset in range(self._block_size))
+
+    def load_block(self, block: int, rows: SavedRows) -> None:
+        """Put saved rows into a block; from now on they are nobody's to write."""
+        for offset, row in enumerate(rows):
+            self._rows[block, offset] = row
+            self._writers.pop((block, offset), None)
+
+    def save_window(self, slot: int) -> SavedRing | None:
+        """What a ring holds; None: poison or nothing."""
+        ring = self._rings.get(slot)
+        return None if ring is None else ring.rows
+
+    def load_window(self, slot: int, stop: int, saved: SavedRing | None) -> None:
+        """Put the saved window before position `stop` into a ring.
+
+        Raises:
+            ContractError: another position's window was saved, or a part of it is missing.
+        """
+        if saved is not None and (saved.stop != stop or saved.first > stop - self._window):
+            raise ContractError(
+                f"window ring {slot} is to hold the window before position {stop}, and what was "
+                f"saved are positions {saved.first} to {saved.stop - 1}"
+            )
+        self._rings[slot] = None if saved is None else _Ring(None, saved)
+
+    def _read_window(self, owner: Owner, place: Place, past: Sequence[int]) -> None:
+        """Window rows of the position after `past` below it must be there."""
+        stop = len(past)
         first = max(place.floor, stop - self._window + 1)
         if first >= stop:
             return
         ring = self._rings.get(place.slot)
-        if ring is None or ring.owner != owner or ring.first > first:
+        if ring is not None and ring.owner is None:
+            fits = ring.rows.stop == stop and ring.rows.text == _text(past)
+        else:
+            fits = ring is not None and ring.owner == owner
+        if ring is None or not fits or ring.rows.first > first:
             raise ContractError(
                 f"{_name(owner)} reads positions {first} to {stop - 1} of window ring "
                 f"{place.slot}, which {self._ring_state(place.slot)}"
             )
 
-    def _check_window(self, owner: Owner, begin: int, position: int) -> None:
+    def _check_window(self, owner: Owner, rows: SavedRing, position: int) -> None:
         """What becomes of a row must follow from windows that are as in a run from the start."""
-        good_from = begin + self._replay_len - self._window if begin else 0
-        if good_from > max(0, position - self._window + 1):
+        if rows.good_from > max(0, position - self._window + 1):
             raise ContractError(
-                f"{_name(owner)} computes position {position} after beginning at "
-                f"{begin} on; its windows are good from {good_from} on: replay "
-                f"{self._replay_len} rows before a hit's end"
+                f"{_name(owner)} computes position {position} after beginning at {rows.first}; "
+                f"its windows are good from {rows.good_from} on: replay {self._replay_len} rows "
+                "before a hit's end"
             )
 
     def _row(self, owner: Owner, place: Place, position: int) -> tuple[int, int]:
@@ -173,7 +226,15 @@ class NullMemory:
         ring = self._rings[slot]
         if ring is None:
             return "is poisoned"
-        return f"is {_name(ring.owner)}'s, positions {ring.first} to {ring.stop - 1}"
+        whose = "was loaded" if ring.owner is None else f"is {_name(ring.owner)}'s"
+        return f"{whose}, positions {ring.rows.first} to {ring.rows.stop - 1}"
+
+
+def _text(token_ids: Sequence[int], before: int = 0) -> int:
+    """What a row stands for that follows these tokens."""
+    for token_id in token_ids:
+        before = hash((before, token_id))
+    return before
 
 
 def _name(owner: Owner) -> str:

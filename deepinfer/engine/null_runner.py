@@ -20,6 +20,9 @@ from deepinfer.device.ops.state import NEWCOMER
 from deepinfer.device.runtime import StepKind
 from deepinfer.engine.batch_builder import BuiltStep
 from deepinfer.engine.null_memory import NullMemory, Owner, Place
+from deepinfer.engine.null_state_copies import NullStateCopies
+from deepinfer.engine.prefix_hit import PrefixHit
+from deepinfer.engine.state_copies import save_windows
 from deepinfer.engine.step_runner import PreSamplerSync
 from deepinfer.engine.step_state import (
     DeviceWork,
@@ -28,7 +31,6 @@ from deepinfer.engine.step_state import (
     SequenceMetadata,
     WorkerStepState,
 )
-from deepinfer.model.replay import PrefillRows
 
 # Written at the positions of refused drafts; no script has it.
 _REFUSED_DRAFT = -2
@@ -91,6 +93,7 @@ class NullStepRunner:
             if checks_memory
             else None
         )
+        self.copies = NullStateCopies(self._memory, runtime)
         self._results: dict[int, _Result] = {}
 
     @property
@@ -114,10 +117,10 @@ class NullStepRunner:
         stream = self._runtime.compute_stream
         results: list[_Result] = []
         # As they are now; a sequence may have lost its memory when the work runs.
-        rows = [metadata.sequence.rows for metadata in scheduled.sequences]
+        hits = [metadata.sequence.hit for metadata in scheduled.sequences]
         begun = stream.record_event()
         with self._runtime.step(scheduled.kind, scheduled.num_rows):
-            stream.enqueue(lambda: results.extend(self._forward(scheduled, built, rows)))
+            stream.enqueue(lambda: results.extend(self._forward(scheduled, built, hits)))
         forwarded = stream.record_event()
         sampling = pre_sampler_sync()
         if sampling.num_top is not None or built.prompt_targets:
@@ -126,9 +129,10 @@ class NullStepRunner:
             )
         output = self._allocate(built.num_samples)
         stream.enqueue(lambda: self._sample(results, built, output))
+        saved = save_windows(scheduled, self.copies)
         # Sampling takes no time here, so the forward is all of the device's work.
         work = (DeviceWork("forward", begun, forwarded),) if timed else ()
-        return WorkerStepState(scheduled, output, forwarded, stream.record_event(), work)
+        return WorkerStepState(scheduled, output, forwarded, stream.record_event(), saved, work)
 
     def collect(self, state: WorkerStepState) -> SamplerOutput:
         """Wait for a step's results; raises what its work raised."""
@@ -162,7 +166,7 @@ class NullStepRunner:
         )
 
     def _forward(
-        self, scheduled: SchedulerOutputs, built: BuiltStep, rows: Sequence[PrefillRows]
+        self, scheduled: SchedulerOutputs, built: BuiltStep, hits: Sequence[PrefixHit]
     ) -> list[_Result]:
         """Results of the sequences that sample, in their order."""
         batch = built.batch
@@ -186,8 +190,9 @@ class NullStepRunner:
             else:
                 result = self._verify(metadata, context + query_len - 1, 1)
             if self._memory is not None:
-                own = rows[index]
-                place = Place(metadata.slot, tables[index], own.first, own.write_from)
+                rows, has_window = hits[index].rows, hits[index].window is not None
+                floor = 0 if has_window else rows.first
+                place = Place(metadata.slot, tables[index], floor, rows.write_from)
                 self._touch(metadata, place, context, fed[:query_len])
             if metadata.samples:
                 results.append(result)

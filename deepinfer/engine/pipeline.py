@@ -39,6 +39,7 @@ from deepinfer.device.errors import DeviceMemoryError
 from deepinfer.device.runtime import StepKind
 from deepinfer.engine.batch_builder import build_step
 from deepinfer.engine.commit import StopRules, commit
+from deepinfer.engine.outputs import FinishReason
 from deepinfer.engine.remap import Remap, ResultRing
 from deepinfer.engine.sampling_batch import SamplingBatch
 from deepinfer.engine.sampling_builder import SamplingBuilder
@@ -117,6 +118,8 @@ class StepPipeline:
         elif self._inflight:
             # What could run next depends on results that are still out.
             self._finish_oldest()
+        else:
+            self._scheduler.drain()  # or on memory that copies to the host hold
         while len(self._inflight) > self._depth:
             self._finish_oldest()
         if not self._scheduler.has_work:
@@ -128,6 +131,7 @@ class StepPipeline:
             self._timeline.mark("flush")
         while self._inflight:
             self._finish_oldest()
+        self._scheduler.drain()
         self._timeline.drained()
 
     def _launch_or_take_back(self, scheduled: SchedulerOutputs) -> None:
@@ -156,6 +160,9 @@ class StepPipeline:
             for metadata in scheduled.sequences:
                 if metadata.context_len == metadata.sequence.rows.first:
                     self._start_on_device(metadata.sequence, metadata.slot)
+                for load in metadata.sequence.loads:
+                    self._runner.copies.wait_before_next_step(load)
+                metadata.sequence.loads.clear()
             remap = Remap.between(inflight, scheduled, self._ring)
             built = build_step(scheduled, remap, self._ring, self._model_config)
         with self._timeline.phase(Phase.LAUNCH, step):
@@ -192,9 +199,13 @@ class StepPipeline:
         self._timeline.collected(state)
         with self._timeline.phase(Phase.COMMIT, state.scheduled.step):
             self._scheduler.collected(state.scheduled.step)
+            windows = [(m, saved) for m, saved in state.saved_windows if m.is_current]
             committed = commit(state, output, self._rules, self._scheduler.publish)
             self.num_steps += 1
             self.num_generated_tokens += committed.num_tokens
+            for metadata, saved in windows:
+                if metadata.sequence.finish_reason is not FinishReason.ERROR:
+                    self._scheduler.keep_window(metadata.sequence, metadata.stop, saved)
             for sequence in committed.ended:
                 self._events.on_end(sequence)
 

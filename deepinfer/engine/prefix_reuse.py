@@ -1,7 +1,12 @@
 """Prefix reuse for sequences: what they find at admission, and what they leave for others.
 
-A hit brings the rows that grow with the text; which rows are computed again for the windows is the
-replay rule's decision. Only full blocks of committed tokens are published.
+A hit brings the rows that grow with the text. The windows before its end are rebuilt by computing
+rows again, as the replay rule says, or come from the host tier, where one is kept. Only full blocks
+of committed tokens are published.
+
+Windows in the host tier are those after the last full block of a prompt, after a hit whose windows
+had to be rebuilt, and after the block that a running answer has filled last. So a second
+prompt with the same beginning pays for the rebuilding, and all later ones begin right there.
 """
 
 from __future__ import annotations
@@ -10,11 +15,15 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from deepinfer.cache.block_pool import BlockPool
-from deepinfer.cache.prefix_cache import NO_HIT, PrefixCache, PrefixHit
+from deepinfer.cache.host_tier import HostState
+from deepinfer.cache.prefix_cache import PrefixCache
 from deepinfer.config.replay import AfterHit, ReplayMode, ReplaySection
 from deepinfer.engine.outputs import FinishReason
+from deepinfer.engine.prefix_hit import PrefixHit
 from deepinfer.engine.replay_rule import ReplayRule
 from deepinfer.engine.sequence import Sequence
+from deepinfer.engine.state_copies import SavedWindow
+from deepinfer.engine.state_tier import StateTier
 
 
 @dataclass(slots=True)
@@ -39,7 +48,13 @@ class PrefixReuse:
     """The prefix cache of a scheduler, in terms of its sequences."""
 
     def __init__(
-        self, cache: PrefixCache, rule: ReplayRule, section: ReplaySection, *, drafts: bool
+        self,
+        cache: PrefixCache,
+        rule: ReplayRule,
+        section: ReplaySection,
+        *,
+        drafts: bool,
+        tier: StateTier | None = None,
     ) -> None:
         """Nothing known.
 
@@ -48,32 +63,128 @@ class PrefixReuse:
             rule: which rows a sequence computes after a hit.
             section: what becomes of blocks after a hit.
             drafts: whether a drafter's windows are to be rebuilt, too.
+            tier: the host tier, or None.
         """
-        self.cache, self.stats = cache, PrefixStats()
+        self.cache, self.stats, self.tier = cache, PrefixStats(), tier
         self._rule, self._drafts = rule, drafts
         self._after_hit = section.publish_after_hit
         self._rebuilds_exactly = section.rebuild_mode is ReplayMode.EXACT
 
     def look_up(self, sequence: Sequence) -> PrefixHit:
-        """What a waiting sequence may take over; nothing if the logits of its prompt are wanted."""
-        self.cache.name_blocks(sequence.block_names, sequence.token_ids)
+        """What a waiting sequence may take over, and the rows that are left to it."""
+        start, num_tokens = sequence.request.decoder_start, len(sequence.token_ids)
+        cold = PrefixHit(rows=self._rule.cold(start))
+        names, size = sequence.block_names, self.cache.rules.block_size
+        self.cache.name_blocks(names, sequence.token_ids)
         if sequence.scores_prompt:
-            return NO_HIT
-        return self.cache.look_up(sequence.block_names, len(sequence.token_ids))
+            return cold  # the logits of every row are wanted
+        known = self.cache.index.find(names)
+        saved: tuple[HostState, ...] = ()
+        if self.tier is not None:
+            saved = self.tier.find_blocks(names[len(known) :], self.cache.index)
+        hit_len = self.cache.rules.hit_len((len(known) + len(saved)) * size, num_tokens)
+        if hit_len == 0:
+            return cold
+        rows = self._rule.after_hit(hit_len, start, drafts=self._drafts)
+        window: HostState | None = None
+        found = self._find_window(sequence, hit_len)
+        if found is not None and found[0] >= rows.first:
+            begin, window = found
+            # Of blocks after that, those that need no load spare the writing.
+            hit_len = max(begin, min(len(known) * size, hit_len))
+            rows = self._rule.resumed(begin, hit_len, start)
+        blocks = tuple(known[: hit_len // size])
+        return PrefixHit(
+            num_tokens=hit_len,
+            rows=rows,
+            blocks=blocks,
+            saved=saved[: hit_len // size - len(blocks)],
+            window=window,
+            is_exact=all(map(self.cache.index.is_exact, blocks)),
+        )
+
+    def _find_window(self, sequence: Sequence, hit_len: int) -> tuple[int, HostState] | None:
+        """The last position within a hit whose windows are saved, with at least a row after it."""
+        if self.tier is None:
+            return None
+        size = self.cache.rules.block_size
+        stop = min(hit_len, self._last_window_stop(sequence))
+        found = self.tier.find_window(sequence.block_names[: stop // size])
+        if found is None or found[0] * size <= self.cache.rules.window:
+            return None
+        return found[0] * size, found[1]
+
+    def _last_window_stop(self, sequence: Sequence) -> int:
+        """The last end of a block after which a prompt may begin with loaded windows.
+
+        In mode bounded the layers after the last KV source begin at the decoder start and see
+        nothing before it: their windows are never saved, and there it must begin at the latest.
+        """
+        stop = len(sequence.token_ids) - 1
+        if sequence.request.decoder_start:
+            stop = min(stop, sequence.request.decoder_start)
+        return stop - stop % self.cache.rules.block_size
 
     def admit(self, sequence: Sequence, hit: PrefixHit) -> None:
-        """Let a sequence that holds the hit's blocks begin after it."""
-        start = sequence.request.decoder_start
-        if hit.num_tokens:
-            rows = self._rule.after_hit(hit.num_tokens, start, drafts=self._drafts)
-        else:
-            rows = self._rule.cold(start)
-        sequence.begin(hit, rows)
-        stats = self.stats
+        """Let a sequence begin that holds the blocks of the hit and new ones after them."""
+        sequence.begin(hit)
+        if self.tier is not None:
+            self._load(sequence, hit, self.tier)
+            sequence.window_stops = self._window_stops(sequence, hit, self.tier)
+        stats, num_skipped = self.stats, hit.rows.first
         stats.num_queried_tokens += len(sequence.token_ids)
-        stats.num_hit_tokens += rows.first
-        stats.num_replayed_tokens += hit.num_tokens - rows.first
-        stats.num_approximate_hit_tokens += 0 if hit.is_exact else rows.first
+        stats.num_hit_tokens += num_skipped
+        stats.num_replayed_tokens += hit.num_tokens - num_skipped
+        stats.num_approximate_hit_tokens += 0 if hit.is_exact else num_skipped
+
+    def _load(self, sequence: Sequence, hit: PrefixHit, tier: StateTier) -> None:
+        sequence.loads = tier.loads_of(hit.blocks)
+        if not hit.saved and hit.window is None:
+            return
+        names = sequence.block_names[: len(hit.blocks) + len(hit.saved)]
+        fresh = sequence.blocks[len(hit.blocks) : len(names)]
+        window = None
+        if hit.window is not None:
+            assert sequence.slot is not None  # set before it is admitted
+            window = SavedWindow(hit.window, sequence.slot, hit.rows.first)
+        done = tier.load(names, list(zip(hit.saved, fresh, strict=True)), window)
+        for name, block in zip(names[len(hit.blocks) :], fresh, strict=True):
+            self.cache.index.add(name, block)
+        sequence.loads.append(done)
+
+    def _window_stops(self, sequence: Sequence, hit: PrefixHit, tier: StateTier) -> list[int]:
+        """Ends of blocks at which the prefill is to pause, so that the windows can be saved."""
+        if not self._is_exact(hit):
+            return []
+        size, last = self.cache.rules.block_size, self._last_window_stop(sequence)
+        wanted = {last} if hit.window is not None else {last, hit.num_tokens}
+        least = max(hit.rows.first, hit.num_tokens, self.cache.rules.window + 1)
+        return [
+            stop
+            for stop in sorted(wanted)
+            if least <= stop <= last and not tier.has_window(sequence.block_names[stop // size - 1])
+        ]
+
+    def saves_window(self, sequence: Sequence, stop: int) -> bool:
+        """Whether the windows after a decode step's last position are to be saved."""
+        return (
+            self.tier is not None
+            and not self._drafts  # with them only the device knows where a step ends
+            and stop % self.cache.rules.block_size == 0
+            and stop > self.cache.rules.window
+            and sequence.request.decoder_start == 0
+            and self._is_exact(sequence.hit)
+        )
+
+    def keep_window(self, sequence: Sequence, stop: int, state: HostState) -> None:
+        """Keep saved windows of a sequence; of its answer's only the last."""
+        assert self.tier is not None  # nobody else saves windows
+        name = sequence.block_names[stop // self.cache.rules.block_size - 1]
+        if stop > sequence.prefill_target:
+            if sequence.window_name is not None:
+                self.tier.forget_window(sequence.window_name)
+            sequence.window_name = name
+        self.tier.keep_window(name, state)
 
     def publish(
         self, sequence: Sequence, pool: BlockPool, let_go: Callable[[Sequence, int], None]
@@ -92,8 +203,8 @@ class PrefixReuse:
         if sequence.finish_reason is FinishReason.ERROR:
             self._withdraw(sequence)
             return
-        hit, index, size = sequence.hit, self.cache.index, self.cache.rules.block_size
-        is_exact = hit.is_exact and (self._rebuilds_exactly or hit.num_tokens == 0)
+        index, size = self.cache.index, self.cache.rules.block_size
+        is_exact = self._is_exact(sequence.hit)
         if not is_exact and self._after_hit is AfterHit.WITHHOLD:
             return
         num_known = min(sequence.num_cached_tokens, len(sequence.token_ids))
@@ -107,13 +218,30 @@ class PrefixReuse:
             if twin is None:
                 index.add(name, own, is_exact=is_exact)
             else:
+                self._finish_load(twin)
                 pool.hold([twin])
                 sequence.blocks[number] = twin
                 let_go(sequence, own)
         sequence.num_published_blocks = stop
+        if self.tier is not None and is_exact:
+            pool.hold(sequence.blocks[:stop])
+            self.tier.save_blocks(sequence.block_names[:stop], sequence.blocks[:stop], first)
+
+    def _is_exact(self, hit: PrefixHit) -> bool:
+        """Whether what follows a hit is what a run from the start would have written."""
+        rebuilt = hit.num_tokens > 0 and hit.window is None
+        return hit.is_exact and (self._rebuilds_exactly or not rebuilt)
+
+    def _finish_load(self, block: int) -> None:
+        """Wait for a block that somebody else is loading at this moment, which is rare."""
+        if self.tier is not None:
+            for done in self.tier.loads_of([block]):
+                done.synchronize()
 
     def _withdraw(self, sequence: Sequence) -> None:
         """Forget the blocks of a failed sequence: what spoilt its logits may lie in them."""
-        for block in sequence.blocks[: sequence.num_published_blocks]:
-            if block in self.cache.index:
-                self.cache.index.remove(block)
+        for number in range(sequence.num_published_blocks):
+            if sequence.blocks[number] in self.cache.index:
+                self.cache.index.remove(sequence.blocks[number])
+            if self.tier is not None:
+                self.tier.forget(sequence.block_names[number])

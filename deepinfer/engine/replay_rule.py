@@ -16,6 +16,7 @@ from deepinfer.model.replay import (
     cold_rows,
     decoder_start,
     exact_rows,
+    resumed_rows,
 )
 
 
@@ -58,6 +59,16 @@ class ReplayRule:
     def cold(self, start: int) -> PrefillRows:
         """Rows of a prompt of which nothing is cached; `start` from `decoder_start`."""
         return cold_rows(self._model, start)
+
+    def resumed(self, first: int, num_hit_tokens: int, start: int) -> PrefillRows:
+        """Rows of a prompt that begins with cached blocks, with its windows at hand.
+
+        Args:
+            first: first position to compute.
+            num_hit_tokens: cached positions, at least `first`.
+            start: from `decoder_start`.
+        """
+        return resumed_rows(self._model, first, num_hit_tokens, start)
 
     def after_hit(self, num_hit_tokens: int, start: int, *, drafts: bool) -> PrefillRows:
         """Rows of a prompt that begins with cached blocks; the first is where computing begins.

@@ -29,9 +29,10 @@ import logging
 from collections.abc import Callable, Collection
 
 from deepinfer.cache.block_pool import BlockPool, SlotPool, blocks_for
-from deepinfer.cache.prefix_cache import NO_HIT
+from deepinfer.cache.host_tier import HostState
 from deepinfer.device.runtime import StepKind
 from deepinfer.engine.deferred_release import DeferredRelease
+from deepinfer.engine.prefix_hit import PrefixHit
 from deepinfer.engine.prefix_reuse import PrefixReuse
 from deepinfer.engine.sequence import Sequence, SequenceStatus
 from deepinfer.engine.step_state import SchedulerOutputs, SequenceMetadata
@@ -119,10 +120,16 @@ class Scheduler:
             The step (kind EMPTY when nothing can run) and the sequences that can never go on,
             because one alone needs more KV than there is; the caller ends them.
         """
+        self._let_go_of_saved()
         prefill = self._schedule_prefill()
         if prefill:
             return self._step(StepKind.PREFILL, prefill), []
         decode, starved = self._schedule_decode()
+        if not (decode or starved):
+            # Nobody else can use the time of a load: the device waits for it, not the host.
+            prefill = self._schedule_prefill(awaits_loads=True)
+            if prefill:
+                return self._step(StepKind.PREFILL, prefill), []
         # A preempted sequence may have outgrown the pool; left at the head it would block all.
         if self.waiting and self._blocks_to_admit(self.waiting[0]) > self.blocks.num_blocks:
             starved.append(self.waiting[0])
@@ -138,20 +145,37 @@ class Scheduler:
             metadata.sequence.num_inflight_samples += metadata.samples
         return SchedulerOutputs(step, kind, tuple(chosen))
 
-    def _schedule_prefill(self) -> list[SequenceMetadata]:
+    @property
+    def _is_saving(self) -> bool:
+        tier = None if self.reuse is None else self.reuse.tier
+        return tier is not None and tier.is_saving
+
+    def _let_go_of_saved(self) -> None:
+        if self.reuse is not None and self.reuse.tier is not None:
+            for blocks in self.reuse.tier.take_saved():
+                self._give_back(None, list(blocks))
+
+    def drain(self) -> None:
+        """Wait for copies to host memory, so that the blocks they read are nobody's."""
+        if self.reuse is not None and self.reuse.tier is not None:
+            self.reuse.tier.drain()
+            self._let_go_of_saved()
+
+    def _schedule_prefill(self, *, awaits_loads: bool = False) -> list[SequenceMetadata]:
         chosen: list[SequenceMetadata] = []
         budget = self._max_num_tokens
         for sequence in self.running:
             if budget == 0:
                 break
-            if sequence.needs_prefill:
+            if sequence.needs_prefill and (awaits_loads or not sequence.is_loading):
                 chosen.append(self._chunk(sequence, budget))
                 budget -= chosen[-1].query_len
         num_owed = self._num_owed() if self.waiting else 0
         while budget > 0 and self.waiting and self._admit(self.waiting[0], num_owed):
             sequence = self.waiting.pop(0)
-            chosen.append(self._chunk(sequence, budget))
-            budget -= chosen[-1].query_len
+            if awaits_loads or not sequence.is_loading:
+                chosen.append(self._chunk(sequence, budget))
+                budget -= chosen[-1].query_len
         return chosen
 
     def _blocks_to_admit(self, sequence: Sequence) -> int:
@@ -167,7 +191,8 @@ class Scheduler:
         """Give a waiting sequence its slot and its blocks; False: there is no room now."""
         if self.slots.num_free == 0:
             return False
-        hit = NO_HIT if self.reuse is None else self.reuse.look_up(sequence)
+        reuse = self.reuse
+        hit = PrefixHit(rows=sequence.rows) if reuse is None else reuse.look_up(sequence)
         needed = self._blocks_to_admit(sequence) - len(hit.blocks)
         if needed > self.blocks.num_free - self.blocks.count_idle(hit.blocks) - num_owed:
             return False
@@ -175,10 +200,10 @@ class Scheduler:
         # Held first: allocating may evict.
         self.blocks.hold(hit.blocks)
         sequence.blocks = [*hit.blocks, *self.blocks.allocate(needed)]
-        if self.reuse is None:
-            sequence.begin(hit, sequence.rows)
+        if reuse is None:
+            sequence.begin(hit)
         else:
-            self.reuse.admit(sequence, hit)
+            reuse.admit(sequence, hit)
         sequence.status = SequenceStatus.RUNNING
         bisect.insort(self.running, sequence, key=lambda running: running.order)
         return True
@@ -196,6 +221,9 @@ class Scheduler:
         context = sequence.num_launched_tokens
         remaining = sequence.prefill_target - context
         length = min(remaining, budget, self._max_chunk_tokens)
+        for pause in sequence.window_stops:
+            if pause > context:
+                length = min(length, pause - context)
         assert sequence.slot is not None  # a running sequence has one
         return SequenceMetadata(
             sequence=sequence,
@@ -205,13 +233,14 @@ class Scheduler:
             query_len=length,
             samples=length == remaining,
             scores_prompt=sequence.scores_prompt,
+            saves_window=context + length in sequence.window_stops,
         )
 
     def _schedule_decode(self) -> tuple[list[SequenceMetadata], list[Sequence]]:
         chosen: list[SequenceMetadata] = []
         starved: list[Sequence] = []
         budget, self._num_promised = self._max_num_tokens, 0
-        candidates = [s for s in self.running if not s.ends_in_flight]
+        candidates = [s for s in self.running if not (s.needs_prefill or s.ends_in_flight)]
         for index, sequence in enumerate(candidates):
             if budget == 0:
                 break
@@ -235,14 +264,16 @@ class Scheduler:
 
     def _decode_rows(self, sequence: Sequence, query_len: int) -> SequenceMetadata:
         assert sequence.slot is not None  # a running sequence has one
+        context, reuse = sequence.num_launched_tokens, self.reuse
         return SequenceMetadata(
             sequence,
             sequence.generation,
             sequence.slot,
-            sequence.num_launched_tokens,
+            context,
             query_len,
             True,  # samples
             False,  # scores_prompt
+            reuse is not None and reuse.saves_window(sequence, context + query_len),
         )
 
     def _missing_blocks(self, sequence: Sequence, num_rows: int) -> int:
@@ -268,6 +299,8 @@ class Scheduler:
             if self._deferred.num_blocks - self._num_promised >= missing:
                 self._num_promised += missing
                 return Growth.LATER
+            if self._is_saving:
+                return Growth.LATER  # a copy ends soon, and may hold the last of somebody's blocks
             # Those already chosen stand before it in the order and keep their memory.
             victim = self.running[-1]
             if victim is not sequence:
@@ -329,6 +362,11 @@ class Scheduler:
         sequence.generation += 1
         sequence.status = SequenceStatus.FINISHED
 
+    def keep_window(self, sequence: Sequence, stop: int, state: HostState) -> None:
+        """Hear that the windows of a sequence before a position were saved."""
+        if self.reuse is not None:
+            self.reuse.keep_window(sequence, stop, state)
+
     def collected(self, step: int) -> None:
         """Hear that a step's results are on the host; frees the memory that waited for it."""
         self._deferred.collected(step)
@@ -337,6 +375,8 @@ class Scheduler:
         self.running.remove(sequence)
         assert sequence.slot is not None  # a running sequence has one
         slot, blocks = sequence.slot, sequence.blocks
+        for load in sequence.loads:
+            load.synchronize()  # the copy stream writes this memory
         sequence.lose_memory()
         self._deferred.defer(sequence, slot, blocks)
 

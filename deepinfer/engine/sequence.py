@@ -5,9 +5,10 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass, field
 
-from deepinfer.cache.prefix_cache import NO_HIT, PrefixHit
+from deepinfer.device.runtime import Event
 from deepinfer.engine.output_text import OutputText
 from deepinfer.engine.outputs import FinishReason, TokenLogprob
+from deepinfer.engine.prefix_hit import NO_HIT, PrefixHit
 from deepinfer.engine.request_controls import RequestControls
 from deepinfer.engine.sampling_params import SamplingParams
 from deepinfer.model.replay import ALL_ROWS, PrefillRows
@@ -89,6 +90,9 @@ class Sequence:
         hit: what it took over at admission.
         block_names: names of its full blocks, as far as anybody asked.
         num_published_blocks: its first blocks, which are known to the prefix cache.
+        loads: copies from host memory that it waits for.
+        window_stops: positions at which its prefill pauses, so that its windows can be saved.
+        window_name: block after which windows of its answer were saved last, or None.
         num_inflight_samples: steps launched and not committed that yield a token at least.
         generation: rises with every preemption; results of an older one are ignored (ZO-8).
         last_step: the last step it was scheduled in, -1 for none; its memory is the device's
@@ -115,6 +119,9 @@ class Sequence:
     hit: PrefixHit = NO_HIT
     block_names: list[bytes] = field(default_factory=list)
     num_published_blocks: int = 0
+    loads: list[Event] = field(default_factory=list)
+    window_stops: list[int] = field(default_factory=list)
+    window_name: bytes | None = None
     num_inflight_samples: int = 0
     generation: int = 0
     last_step: int = -1
@@ -153,6 +160,11 @@ class Sequence:
         return self.least_len >= self.max_len
 
     @property
+    def is_loading(self) -> bool:
+        """Whether it waits for a copy; it may run all the same, and then the device waits."""
+        return not all(load.query() for load in self.loads)
+
+    @property
     def needs_prefill(self) -> bool:
         return self.num_launched_tokens < self.prefill_target
 
@@ -167,18 +179,19 @@ class Sequence:
             and len(request.prompt_logprobs) < len(request.prompt_token_ids)
         )
 
-    def begin(self, hit: PrefixHit, rows: PrefillRows) -> None:
+    def begin(self, hit: PrefixHit) -> None:
         """Start with what was taken over; blocks and slot are set by the caller."""
-        self.hit, self.num_published_blocks = hit, len(hit.blocks)
-        self.rows, self.num_cached_tokens = rows, rows.first
+        self.hit, self.num_published_blocks = hit, len(hit.blocks) + len(hit.saved)
+        self.rows, self.num_cached_tokens = hit.rows, hit.rows.first
         self.prefill_target = len(self.token_ids)
         if self.index == 0 and self.request.num_cached_tokens is None:
             # Later admissions find what the request itself has left.
-            self.request.num_cached_tokens = rows.first
+            self.request.num_cached_tokens = hit.rows.first
 
     def lose_memory(self) -> None:
         """Forget slot and blocks, and everything that was computed into them."""
         self.slot, self.blocks, self.hit = None, [], NO_HIT
+        self.loads, self.window_stops = [], []
         self.num_cached_tokens = self.total_inflight_tokens = 0
         self.num_inflight_samples = self.num_published_blocks = 0
 

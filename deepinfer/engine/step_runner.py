@@ -7,6 +7,7 @@ from typing import Protocol
 
 from deepinfer.engine.batch_builder import BuiltStep
 from deepinfer.engine.sampling_batch import SamplingBatch
+from deepinfer.engine.state_copies import StateCopies
 from deepinfer.engine.step_state import SamplerOutput, SchedulerOutputs, WorkerStepState
 
 PreSamplerSync = Callable[[], SamplingBatch]
@@ -25,6 +26,11 @@ class StepRunner(Protocol):
     @property
     def max_drafts(self) -> int:
         """Drafts it can verify with each token in a decode step."""
+        ...
+
+    @property
+    def copies(self) -> StateCopies:
+        """Copies of blocks and windows between it and host memory."""
         ...
 
     def launch(

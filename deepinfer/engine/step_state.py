@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from torch import Tensor
 
+from deepinfer.cache.host_tier import HostState
 from deepinfer.device.runtime import Event, StepKind
 from deepinfer.engine.sequence import Sequence
 
@@ -25,6 +26,7 @@ class SequenceMetadata(NamedTuple):
         query_len: most positions computed by it: a chunk, or a token and its drafts.
         samples: whether its last row yields a token.
         scores_prompt: whether its rows' logits are wanted for prompt logprobs.
+        saves_window: whether its windows are saved as they are after its last row.
     """
 
     sequence: Sequence
@@ -34,8 +36,14 @@ class SequenceMetadata(NamedTuple):
     query_len: int
     samples: bool
     scores_prompt: bool
+    saves_window: bool = False
 
     # A named tuple, because one is made for every row of every step.
+
+    @property
+    def stop(self) -> int:
+        """Position after its last row, at most."""
+        return self.context_len + self.query_len
 
     @property
     def is_current(self) -> bool:
@@ -111,6 +119,7 @@ class WorkerStepState:
         sampler_output: pinned results.
         forwarded: event after the forward.
         sampled: event after sampling and the copy to the host.
+        saved_windows: in host memory, or on their way there: of each sequence that saves its own.
         device_work: forward and sampling with their times; empty when no times were asked for.
     """
 
@@ -118,4 +127,5 @@ class WorkerStepState:
     sampler_output: SamplerOutput
     forwarded: Event
     sampled: Event
+    saved_windows: tuple[tuple[SequenceMetadata, HostState], ...] = ()
     device_work: tuple[DeviceWork, ...] = ()

@@ -27,6 +27,7 @@ from deepinfer.engine.kv_sizing import longest_sequence, num_kv_blocks
 from deepinfer.engine.memory_plan import MemoryPlan
 from deepinfer.engine.remap import ResultRing
 from deepinfer.engine.sampling_batch import SamplingBatch
+from deepinfer.engine.state_copies import DeviceStateCopies, StateCopies, save_windows
 from deepinfer.engine.step_runner import PreSamplerSync
 from deepinfer.engine.step_state import (
     DeviceWork,
@@ -90,6 +91,7 @@ class Worker:
         self._model, self._geometry, self._vocab_size = model, geometry, config.vocab_size
         self._caches = run_on(self._runtime.compute_stream, lambda: model.create_caches(geometry))
         self._penalties: _PenaltyState | None = None
+        self.copies: StateCopies = DeviceStateCopies(self._caches, self._runtime)
         ring = ResultRing(async_depth + 1, geometry.max_num_seqs)
         self._results = run_on(
             self._runtime.compute_stream,
@@ -174,6 +176,7 @@ class Worker:
 
         resumed = stream.record_event(timed=True) if timed else None
         stream.enqueue(sample)
+        saved = save_windows(scheduled, self.copies)
         sampled = stream.record_event(timed=timed)
         work: tuple[DeviceWork, ...] = ()
         if begun is not None and resumed is not None:
@@ -181,7 +184,7 @@ class Worker:
                 DeviceWork("forward", begun, forwarded),
                 DeviceWork("sampling", resumed, sampled),
             )
-        return WorkerStepState(scheduled, output, forwarded, sampled, work)
+        return WorkerStepState(scheduled, output, forwarded, sampled, saved, work)
 
     def collect(self, state: WorkerStepState) -> SamplerOutput:
         """Wait for a step's results; raises what its work raised."""

@@ -76,6 +76,8 @@ class ModelCaches:
     """All caches of one backbone on one backend.
 
     Attributes:
+        geometry: sizes.
+        window: tokens of the sliding window.
         windows: ring cache per layer.
         workspace: window rows of the prefill chunk in work, shared by the layers.
         compressed: per KV source.
@@ -85,7 +87,7 @@ class ModelCaches:
     """
 
     def __init__(self, config: V41Config, geometry: CacheGeometry, backend: Backend) -> None:
-        self.geometry = geometry
+        self.geometry, self.window = geometry, config.sliding_window
         width = config.head_dim
         device = self._device = backend.runtime.device
         ring_rows = geometry.max_num_seqs * geometry.ring
@@ -117,6 +119,60 @@ class ModelCaches:
             for _ in range(config.num_nextn_predict_layers if geometry.draft_ring else 0)
         ]
 
+    @property
+    def block_record(self) -> str:
+        """Layout of the bytes that `block_views` gives, the same on every machine."""
+        num_blocks = self.geometry.num_blocks
+        return "; ".join(
+            f"source {source}: {cache.num_rows // num_blocks} rows of {cache.row_bytes} bytes "
+            f"{cache.record}"
+            for source, cache in self._grown()
+        )
+
+    @property
+    def window_record(self) -> str:
+        """Layout of the bytes that `window_views` gives, the same on every machine."""
+        return "; ".join(
+            f"{name} {layer}: {self.window} rows of {cache.row_bytes} bytes {cache.record}"
+            for name, caches in (("layer", self.windows), ("draft layer", self.draft_windows))
+            for layer, cache in enumerate(caches)
+        )
+
+    def block_views(self, block: int) -> list[Tensor]:
+        """All bytes of a block: a flat uint8 view of each cache that grows with the text."""
+        views: list[Tensor] = []
+        for _, cache in self._grown():
+            per_block = cache.num_rows // self.geometry.num_blocks
+            views.append(cache.byte_view(block * per_block, per_block).view(-1))
+        return views
+
+    def _grown(self) -> list[tuple[int, RowCache]]:
+        """Caches that grow with the text, by KV source."""
+        return [
+            (source, cache)
+            for source in self.compressed
+            for cache in (self.compressed[source], self.index[source])
+        ]
+
+    def window_views(self, slot: int, stop: int) -> list[Tensor]:
+        """All bytes of a request's windows before position `stop`, at least a window.
+
+        Flat uint8 views, layer by layer in the order of positions, whatever the ring's length:
+        the rows that the layers read next, and nothing else. A compressor has no open pair at an
+        even position, so at the end of a block there is no other state of a request.
+        """
+        views: list[Tensor] = []
+        for caches, ring in (
+            (self.windows, self.geometry.ring),
+            (self.draft_windows, self.geometry.draft_ring),
+        ):
+            for cache in caches:
+                views += [
+                    cache.byte_view(slot * ring + first, num_rows).view(-1)
+                    for first, num_rows in _ring_runs(stop - self.window, stop, ring)
+                ]
+        return views
+
     def poison_blocks(self, blocks: Tensor) -> None:
         """Overwrite the rows of released blocks [n] with NaN (test modes)."""
         for source in self.compressed:
@@ -137,6 +193,14 @@ class ModelCaches:
         pending = self.geometry.pending_ring
         for rows in self.pending.values():
             rows[slot * pending : (slot + 1) * pending] = float("nan")
+
+
+def _ring_runs(start: int, stop: int, ring: int) -> list[tuple[int, int]]:
+    """(first row, rows) of positions start .. stop - 1, fewer than `ring`, in their order."""
+    first, num_rows = start % ring, stop - start
+    before_end = min(num_rows, ring - first)
+    runs = [(first, before_end), (0, num_rows - before_end)]
+    return [run for run in runs if run[1]]
 
 
 def cache_block_bytes(config: V41Config, block_size: int, backend: Backend) -> int:

@@ -156,6 +156,18 @@ def exact_rows(
     return PrefillRows(needed, write_from=num_hit_tokens, cuts=cuts)
 
 
+def resumed_rows(config: V41Config, first: int, num_hit_tokens: int, start: int) -> PrefillRows:
+    """Rows of a sequence whose windows before `first` are at hand.
+
+    Args:
+        config: the model.
+        first: first position to compute.
+        num_hit_tokens: cached positions, at least `first`.
+        start: from `decoder_start` of the whole prompt; 0, or at least `first`.
+    """
+    return _with_decoder_cut(config, PrefillRows(first, write_from=num_hit_tokens), start)
+
+
 def _with_decoder_cut(config: V41Config, rows: PrefillRows, start: int) -> PrefillRows:
     source = config.last_kv_source
     if source is None or start <= rows.first:

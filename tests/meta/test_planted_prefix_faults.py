@@ -10,13 +10,19 @@ from hypothesis import HealthCheck, Phase, settings
 from hypothesis.stateful import run_state_machine_as_test
 
 from deepinfer.cache.block_pool import BlockPool
-from deepinfer.cache.prefix_cache import PrefixCache, PrefixHit
+from deepinfer.cache.host_tier import HostState
+from deepinfer.cache.prefix_cache import PrefixCache
 from deepinfer.device.errors import ContractError
+from deepinfer.engine.null_state_copies import NullStateCopies
+from deepinfer.engine.prefix_hit import PrefixHit
 from deepinfer.engine.prefix_reuse import PrefixReuse
 from deepinfer.engine.replay_rule import ReplayRule
+from deepinfer.engine.scheduler import Scheduler
 from deepinfer.engine.sequence import Sequence as RunningSequence
+from deepinfer.engine.state_tier import StateTier
 from deepinfer.model.replay import PrefillRows
-from tests.unit.engine.prefix_life import PrefixLife
+from tests.unit.engine.host_loads import disturb_a_load
+from tests.unit.engine.prefix_life import PrefixLife, TierLife
 
 Plant = Callable[[pytest.MonkeyPatch], None]
 SEARCH = settings(
@@ -116,6 +122,46 @@ def _lose_the_twin(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(PrefixReuse, "publish", deaf)
 
 
+def _run_without_waiting_for_a_load(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(RunningSequence, "is_loading", property(lambda self: False))
+    patch.setattr(NullStateCopies, "wait_before_next_step", lambda self, done: None)
+
+
+def _save_without_holding(patch: pytest.MonkeyPatch) -> None:
+    save_blocks = StateTier.save_blocks
+
+    def unheld(self: StateTier, names: Sequence[bytes], blocks: Sequence[int], first: int) -> None:
+        save_blocks(self, names, blocks, first)
+        self._saving.clear()
+
+    publish = PrefixReuse.publish
+
+    def publish_and_release(
+        self: PrefixReuse, sequence: RunningSequence, pool: BlockPool, let_go: object
+    ) -> None:
+        before = sequence.num_published_blocks
+        publish(self, sequence, pool, let_go)  # type: ignore[arg-type]
+        if sequence.num_published_blocks > before and self.tier is not None:
+            pool.release(sequence.blocks[: sequence.num_published_blocks])
+
+    patch.setattr(StateTier, "save_blocks", unheld)
+    patch.setattr(PrefixReuse, "publish", publish_and_release)
+
+
+def _load_the_window_of_another_text(patch: pytest.MonkeyPatch) -> None:
+    find_window = StateTier.find_window
+    seen: list[HostState] = []
+
+    def first_one(self: StateTier, names: Sequence[bytes]) -> tuple[int, HostState] | None:
+        found = find_window(self, names)
+        if found is None:
+            return None
+        seen.append(found[1])
+        return found[0], seen[0]
+
+    patch.setattr(StateTier, "find_window", first_one)
+
+
 @dataclass(frozen=True, slots=True)
 class Fault:
     """A planted fault and how it must show."""
@@ -123,10 +169,11 @@ class Fault:
     plant: Plant
     exception: type[BaseException]
     message: str
+    life: type[PrefixLife] = PrefixLife
 
 
 FAULTS = (
-    Fault(_publish_before_it_is_computed, ContractError, "poison or nothing"),
+    Fault(_publish_before_it_is_computed, ContractError, "poison or nothing|over a row of"),
     Fault(_write_shared_blocks, ContractError, "over a row of"),
     Fault(_skip_the_replay, ContractError, "its windows are good from"),
     Fault(_replay_one_row_less, ContractError, "its windows are good from"),
@@ -135,6 +182,9 @@ FAULTS = (
     Fault(_ignore_the_text_before, ContractError, "should hold token"),
     Fault(_count_replayed_tokens_as_hits, AssertionError, "hits"),
     Fault(_lose_the_twin, AssertionError, "memory is left behind|num_used|late"),
+    Fault(_run_without_waiting_for_a_load, ContractError, "poison|was never written", TierLife),
+    Fault(_save_without_holding, ContractError, "poison|should hold", TierLife),
+    Fault(_load_the_window_of_another_text, ContractError, "window", TierLife),
 )
 
 
@@ -142,8 +192,21 @@ FAULTS = (
 def test_planted_fault_is_caught(fault: Fault, monkeypatch: pytest.MonkeyPatch) -> None:
     fault.plant(monkeypatch)
     with pytest.raises(fault.exception, match=fault.message):
-        run_state_machine_as_test(PrefixLife, settings=SEARCH)
+        run_state_machine_as_test(fault.life, settings=SEARCH)
 
 
-def test_without_a_fault_nothing_is_caught() -> None:
-    run_state_machine_as_test(PrefixLife, settings=settings(SEARCH, max_examples=60))
+@pytest.mark.parametrize("life", [PrefixLife, TierLife])
+def test_without_a_fault_nothing_is_caught(life: type[PrefixLife]) -> None:
+    run_state_machine_as_test(life, settings=settings(SEARCH, max_examples=60))
+
+
+def test_release_while_a_load_writes_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    release = Scheduler._release
+
+    def at_once(self: Scheduler, sequence: RunningSequence) -> None:
+        sequence.loads = []
+        release(self, sequence)
+
+    monkeypatch.setattr(Scheduler, "_release", at_once)
+    with pytest.raises(ContractError, match=r"over a row of|window ring"):
+        disturb_a_load(1, "abort")

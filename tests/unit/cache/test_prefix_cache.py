@@ -74,18 +74,18 @@ class PrefixLife(RuleBasedStateMachine):
     def start(self, text: list[int]) -> None:
         tokens, names = tuple(text), list[bytes]()
         self.cache.name_blocks(names, tokens)
-        hit = self.cache.look_up(names, len(tokens))
+        hit = self.cache.index.find(names)
         expected: list[int] = []
         for beginning in self.beginnings(tokens):
             if beginning not in self.published:
                 break
             expected.append(self.published[beginning])
-        assert list(hit.blocks) == expected, "the hit is not the longest known beginning"
-        missing = -(-len(tokens) // SIZE) - len(hit.blocks)
-        if missing > self.pool.num_free - self.pool.count_idle(hit.blocks):
+        assert hit == expected, "the hit is not the longest known beginning"
+        missing = -(-len(tokens) // SIZE) - len(hit)
+        if missing > self.pool.num_free - self.pool.count_idle(hit):
             return
-        self.pool.hold(hit.blocks)
-        holder = Holder(tokens, list(hit.blocks), len(hit.blocks))
+        self.pool.hold(hit)
+        holder = Holder(tokens, list(hit), len(hit))
         self.holders.append(holder)
         fresh = self.pool.allocate(missing)
         taken = {block for other in self.holders for block in other.blocks}

@@ -219,6 +219,8 @@ class AsyncLife(RuleBasedStateMachine):
         scheduler = self.null.engine._scheduler
         held = [block for sequence in scheduler.running for block in sequence.blocks]
         late = scheduler.num_deferred_blocks
+        if scheduler.reuse is not None and scheduler.reuse.tier is not None:
+            late += sum(len(saving.blocks) for saving in scheduler.reuse.tier._saving)
         if scheduler.reuse is None:
             assert len(set(held)) == len(held) == scheduler.blocks.num_used - late
         # Several may hold a block, but none twice.

@@ -30,22 +30,27 @@ class PrefixLife(AsyncLife):
         chunk: int,
         max_num_seqs: int,
     ) -> None:
-        self.num_blocks = num_blocks
-        self.script = LifeScript(seed, drafts)
-        self.null = null_engine(
-            self.script,
+        self.make(
+            LifeScript(seed, drafts),
             {
                 "scheduler.async_depth": depth,
                 "scheduler.max_num_seqs": max_num_seqs,
-                "scheduler.max_num_tokens": 64,
                 "scheduler.prefill_chunk_tokens": chunk,
-                "cache.block_size": BLOCK_SIZE,
                 "cache.num_blocks": num_blocks,
-                "cache.prefix": True,
-                "max_model_len": self.max_model_len,
             },
-            max_drafts=drafts,
+            drafts,
         )
+
+    def make(self, script: LifeScript, overrides: dict[str, object], max_drafts: int) -> None:
+        common = {
+            "scheduler.max_num_tokens": 64,
+            "cache.block_size": BLOCK_SIZE,
+            "cache.prefix": True,
+            "max_model_len": self.max_model_len,
+        }
+        self.script = script
+        self.null = null_engine(script, common | overrides, max_drafts=max_drafts)
+        self.num_blocks = self.null.runner.num_blocks
 
     @rule(
         family=st.integers(0, 1),
@@ -55,8 +60,8 @@ class PrefixLife(AsyncLife):
         n=st.integers(1, 2),
     )
     def ask(self, family: int, shared: int, own: int, max_tokens: int, n: int) -> None:
-        prompt = [50 + family] * min(shared, 4 * self.num_blocks - 3) + [60 + len(self.asked)] * own
-        self.put(prompt, max_tokens, n)
+        beginning = [50 + family] * min(shared, BLOCK_SIZE * self.num_blocks - 3)
+        self.put(beginning + [60 + len(self.asked)] * own, max_tokens, n)
 
     @rule(data=st.data(), more=st.integers(0, 6), max_tokens=st.integers(1, 20))
     def ask_again(self, data: st.DataObject, more: int, max_tokens: int) -> None:
@@ -86,3 +91,49 @@ class PrefixLife(AsyncLife):
         num_known = stats.prefix_hit_tokens + stats.replayed_tokens
         assert num_known % BLOCK_SIZE == 0, "hits are no whole blocks"
         assert num_known <= stats.prefix_queried_tokens
+
+
+class TierLife(PrefixLife):
+    """Few blocks on the device and a host tier: most of what is known has to come back from it."""
+
+    @initialize(
+        seed=st.integers(0, 1 << 16),
+        depth=st.integers(0, 2),
+        drafts=st.sampled_from([0, 0, 3]),
+        num_blocks=st.integers(7, 12),
+        chunk=st.sampled_from([3, 7, 64]),
+        max_num_seqs=st.integers(1, 3),
+        host_bytes=st.sampled_from([4000, 20_000, 1_000_000]),
+        copy_us=st.sampled_from([0.0, 300.0, 9000.0]),
+    )
+    def begin_with_tier(
+        self,
+        seed: int,
+        depth: int,
+        drafts: int,
+        num_blocks: int,
+        chunk: int,
+        max_num_seqs: int,
+        host_bytes: int,
+        copy_us: float,
+    ) -> None:
+        self.make(
+            LifeScript(seed, drafts),
+            {
+                "scheduler.async_depth": depth,
+                "scheduler.max_num_seqs": max_num_seqs,
+                "scheduler.prefill_chunk_tokens": chunk,
+                "cache.num_blocks": num_blocks,
+                "cache.host_memory": host_bytes,
+            },
+            drafts,
+        )
+        self.device.runner.copies.copy_us = copy_us
+
+    def begin(self, **_: int) -> None:
+        """Not this one: `begin_with_tier`."""
+
+    @rule(family=st.integers(0, 2), more=st.integers(0, 1), max_tokens=st.integers(1, 6))
+    def ask_for_known(self, family: int, more: int, max_tokens: int) -> None:
+        """One of three long beginnings, which do not fit the device together."""
+        self.put([80 + family] * 19 + [60 + len(self.asked)] * more, max_tokens, 1)
