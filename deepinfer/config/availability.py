@@ -29,8 +29,11 @@ class Limit:
 
 
 LIMITS = (
-    Limit("speculation.mode", (SpeculationMode.OFF,), "speculative decoding"),
-    Limit("speculation.max_drafts", (0,), "speculative decoding"),
+    Limit(
+        "speculation.mode",
+        (SpeculationMode.OFF, SpeculationMode.FIXED),
+        "choosing the number of drafts by their confidence",
+    ),
     Limit("deploy", ("single",), "running on several ranks"),
 )
 

@@ -24,8 +24,12 @@ class SpeculationSection(Section):
     mode: SpeculationMode = Field(
         default=SpeculationMode.OFF, strict=False, description="off, fixed or dynamic"
     )
-    max_drafts: int = Field(
-        default=0, ge=0, description="the most draft tokens of a sequence in a step, from 0"
+    max_drafts: int | None = Field(
+        default=None,
+        ge=1,
+        le=8,
+        description="the most draft tokens of a sequence in a step, from 1 to 8; null = as many "
+        "as the checkpoint's drafter gives",
     )
     cost_table: Path | None = Field(
         default=None,
@@ -45,3 +49,8 @@ class SpeculationSection(Section):
         if path is not None and str(path) in ("", "."):
             raise ValueError("is empty")
         return None if path is None else path.expanduser()
+
+    @property
+    def is_on(self) -> bool:
+        """Whether a drafter is needed."""
+        return self.mode is not SpeculationMode.OFF

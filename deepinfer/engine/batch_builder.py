@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import operator
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -31,6 +30,10 @@ class BuiltStep:
         limits: [R] int64 most positions of each sequence that may ever be computed.
         result_rows: [N] int64 ring row where each sampling row's result goes.
         result_seqs: [N] int64 request of each sampling row.
+        draft_budget: [1] int64 drafts that the device deals out; empty: it deals out none.
+        draft_floors: [R] int64 first position whose rows have left the last layer: a drafter's
+            context begins there.
+        drafts: whether any sequence can use drafts after this step.
         prompt_targets: next prompt token of each scored prompt row.
         num_prompt_top: alternatives wanted for prompt rows.
     """
@@ -41,6 +44,9 @@ class BuiltStep:
     limits: Tensor
     result_rows: Tensor
     result_seqs: Tensor
+    draft_budget: Tensor
+    draft_floors: Tensor
+    drafts: bool
     prompt_targets: list[int]
     num_prompt_top: int
 
@@ -56,32 +62,30 @@ def build_step(
         ring: where results stand on the device.
         config: the model.
     """
-    sequences, num_history = scheduled.sequences, config.history_len
+    sequences, decodes = scheduled.sequences, scheduled.kind is StepKind.DECODE
     input_ids: list[int] = []
     history: list[int] = []
-    sample_rows: list[int] = []
+    logits_rows: list[int] = []
     scored: list[_ScoredRow] = []
     for metadata, source in zip(sequences, remap.rows, strict=True):
-        first_row, query_len = len(input_ids), metadata.query_len
-        if metadata.samples:
-            sample_rows.append(first_row + query_len - 1)
-        if source != NEWCOMER:
-            # The device knows better; any valid id does.
-            input_ids += [0] * query_len
-            history += [-1] * num_history
-            continue
-        token_ids, start = metadata.sequence.token_ids, metadata.context_len
-        known = token_ids[start : start + query_len]
-        input_ids += known + [0] * (query_len - len(known))
-        before = token_ids[max(0, start - num_history) : start]
-        history += [-1] * (num_history - len(before)) + before
+        first_row = len(input_ids)
+        # Of a decode step the host gives the first tokens only; the device lays out the rows.
+        num_tokens = 1 if decodes else metadata.query_len
+        known, before = _known_tokens(metadata, source, num_tokens, config.history_len)
+        input_ids += known
+        history += before
+        if not decodes and metadata.samples:
+            logits_rows.append(first_row + num_tokens - 1)
         if metadata.scores_prompt:
             scored += _scored_rows(metadata, first_row)
+    num_samples = len(sequences) if decodes else len(logits_rows)
+    if decodes:
+        input_ids += [0] * (scheduled.num_rows - len(sequences))
+        logits_rows = list(range(scheduled.num_rows))
     query_lens = [metadata.query_len for metadata in sequences]
     context_lens = [metadata.context_len for metadata in sequences]
-    prefills = scheduled.kind is StepKind.PREFILL
     rows = [metadata.sequence.rows for metadata in sequences]
-    num_seqs, first_result = len(sequences), ring.first_row(scheduled.step)
+    first_result = ring.first_row(scheduled.step)
     batch = StepBatch(
         kind=scheduled.kind,
         input_ids=int64_tensor(input_ids),
@@ -89,25 +93,57 @@ def build_step(
         context_lens=int64_tensor(context_lens),
         seq_slots=int64_tensor(metadata.slot for metadata in sequences),
         block_table=_block_table(sequences),
-        history=int64_tensor(history).view(num_seqs, num_history),
-        logits_rows=int64_tensor(sample_rows + [entry.row for entry in scored]),
+        history=int64_tensor(history).view(len(sequences), config.history_len),
+        logits_rows=int64_tensor(logits_rows + [entry.row for entry in scored]),
         max_query_len=max(query_lens),
-        max_key_len=max(map(operator.add, context_lens, query_lens)),
-        replay=batch_replay(rows, context_lens, query_lens) if prefills else None,
+        max_key_len=max(
+            # The bounds of a sequence may lie beyond its end, its rows never do.
+            min(context_len + query_len, metadata.sequence.max_len)
+            for metadata, context_len, query_len in zip(
+                sequences, context_lens, query_lens, strict=True
+            )
+        ),
+        replay=None if decodes else batch_replay(rows, context_lens, query_lens),
     )
     return BuiltStep(
         batch=batch,
-        num_samples=len(sample_rows),
+        num_samples=num_samples,
         remap=int64_tensor(remap.rows),
         # The last token of a sequence is never fed, so its position is never computed.
         limits=int64_tensor(metadata.sequence.max_len - 1 for metadata in sequences),
-        result_rows=torch.arange(first_result, first_result + len(sample_rows)),
+        result_rows=torch.arange(first_result, first_result + num_samples),
         result_seqs=int64_tensor(
             index for index, metadata in enumerate(sequences) if metadata.samples
         ),
+        draft_budget=int64_tensor(
+            [] if scheduled.draft_budget is None else [scheduled.draft_budget]
+        ),
+        draft_floors=int64_tensor(each.limits(config.num_hidden_layers)[0] for each in rows),
+        drafts=any(_can_use_drafts(metadata) for metadata in sequences),
         prompt_targets=[entry.target for entry in scored],
         num_prompt_top=max((entry.num_top for entry in scored), default=0),
     )
+
+
+def _known_tokens(
+    metadata: SequenceMetadata, source: int, num_tokens: int, num_history: int
+) -> tuple[list[int], list[int]]:
+    """A sequence's first tokens in this step, and those before them."""
+    if source != NEWCOMER:
+        # The device knows better; any valid id does.
+        return [0] * num_tokens, [-1] * num_history
+    token_ids, start = metadata.sequence.token_ids, metadata.context_len
+    before = token_ids[max(0, start - num_history) : start]
+    return token_ids[start : start + num_tokens], [-1] * (num_history - len(before)) + before
+
+
+def _can_use_drafts(metadata: SequenceMetadata) -> bool:
+    """Whether two tokens or more may follow what this step yields for certain.
+
+    A single one needs no draft: its row is that of the newest token.
+    """
+    sequence = metadata.sequence
+    return metadata.samples and sequence.least_len + 2 <= sequence.max_len
 
 
 class _ScoredRow(NamedTuple):

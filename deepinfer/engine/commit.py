@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from deepinfer.device.runtime import StepKind
 from deepinfer.engine.outputs import FinishReason, TokenLogprob
+from deepinfer.engine.sampling_params import SamplingParams
 from deepinfer.engine.sequence import Sequence
 from deepinfer.engine.step_state import (
     HostLogprobs,
@@ -28,6 +29,11 @@ class StopRules:
     eos_token_ids: frozenset[int]
     never_token_ids: tuple[int, ...] = ()
 
+    def ends_answer(self, token_id: int, params: SamplingParams) -> bool:
+        """Whether a token ends an answer that is long enough."""
+        is_end = token_id in self.eos_token_ids and not params.ignore_eos
+        return is_end or token_id in params.stop_token_ids
+
 
 @dataclass(frozen=True, slots=True)
 class Committed:
@@ -43,7 +49,8 @@ class _HostResults:
     def __init__(self, output: SamplerOutput) -> None:
         self.token_ids: list[list[int]] = output.token_ids.tolist()
         self.num_accepted: list[int] = output.num_accepted.tolist()
-        self.finite: list[bool] = output.finite.tolist()
+        self.finite: list[list[bool]] = output.finite.tolist()
+        self.draft_ids: list[list[int]] = output.draft_ids.tolist()
         self.logprobs = output.logprobs
 
     def num_kept(self, kind: StepKind, metadata: SequenceMetadata, row: int) -> int:
@@ -123,17 +130,13 @@ def _commit_tokens(
     """Take the accepted drafts and the token after them; what follows an end is dropped."""
     request = sequence.request
     request.changed = True
-    if not results.finite[row]:
-        sequence.finish_reason = FinishReason.ERROR
-        sequence.error = (
-            f"non-finite logits at step {step} for request {request.request_id}, answer "
-            f"{sequence.index}, output token {sequence.num_output_tokens}; the tokens before it "
-            "are kept"
-        )
-        return
+    sequence.draft_ids = results.draft_ids[row]
     token_ids = results.token_ids[row]
     first_entry = row * len(token_ids)
     for offset in range(1 + results.num_accepted[row]):
+        if not results.finite[row][offset]:
+            _fail(sequence, step)
+            return
         token_id = token_ids[offset]
         sequence.token_ids.append(token_id)
         if sequence.constraint is not None:
@@ -147,16 +150,25 @@ def _commit_tokens(
             return
 
 
+def _fail(sequence: Sequence, step: int) -> None:
+    sequence.finish_reason = FinishReason.ERROR
+    sequence.error = (
+        f"non-finite logits at step {step} for request {sequence.request.request_id}, answer "
+        f"{sequence.index}, output token {sequence.num_output_tokens}; the tokens before it "
+        "are kept"
+    )
+
+
 def _check_end(sequence: Sequence, token_id: int, rules: StopRules) -> None:
     params = sequence.request.params
     armed = not params.min_tokens or sequence.num_output_tokens >= params.min_tokens
     matched = sequence.text.push(token_id, armed=armed)
     if matched is not None:
         sequence.finish_reason, sequence.stop_reason = FinishReason.STOP, matched
-    elif armed and token_id in rules.eos_token_ids and not params.ignore_eos:
+    elif armed and rules.ends_answer(token_id, params):
         sequence.finish_reason = FinishReason.STOP
-    elif armed and token_id in params.stop_token_ids:
-        sequence.finish_reason, sequence.stop_reason = FinishReason.STOP, token_id
+        if token_id not in rules.eos_token_ids or params.ignore_eos:
+            sequence.stop_reason = token_id
     elif len(sequence.token_ids) >= sequence.max_len:
         sequence.finish_reason = FinishReason.LENGTH
 

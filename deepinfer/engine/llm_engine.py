@@ -19,7 +19,7 @@ from deepinfer.cache.host_tier import HostTier
 from deepinfer.cache.prefix_cache import HitRules, PrefixCache
 from deepinfer.config import EngineConfig
 from deepinfer.device.backend import Backend
-from deepinfer.device.errors import CapabilityError, RequestError
+from deepinfer.device.errors import CapabilityError, ConfigError, RequestError
 from deepinfer.device.hookspecs import BackendConfig
 from deepinfer.device.numerics import Determinism
 from deepinfer.device.registry import load_backend
@@ -41,7 +41,9 @@ from deepinfer.engine.timeline import Phase, RecordedTimeline, Timeline
 from deepinfer.engine.trace_file import TraceFile
 from deepinfer.engine.worker import Worker
 from deepinfer.model.config import V41Config
+from deepinfer.model.drafter import Drafter
 from deepinfer.model.loading import load_model
+from deepinfer.speculation.calibration import CALIBRATION_FILE, load_temperatures
 from deepinfer.text.tokenizer import TextTokenizer
 
 _log = logging.getLogger(__name__)
@@ -194,10 +196,15 @@ class LLMEngine:
                 backend,
                 max_positions=config.max_model_len,
                 random_seed=config.checkpoint.seed if random else None,
+                with_drafter=config.speculation.is_on,
                 controls=config.measurement.controls,
             )
+            if loaded.drafter is not None:
+                _calibrate(loaded.drafter, config)
             tokenizer = TextTokenizer.from_directory(directory)
-            worker = Worker.for_engine(config, backend, loaded.backbone, loaded.config)
+            worker = Worker.for_engine(
+                config, backend, loaded.backbone, loaded.config, drafter=loaded.drafter
+            )
             return cls(
                 config,
                 worker,
@@ -456,6 +463,23 @@ class LLMEngine:
             error=errors[0] if errors else None,
             num_cached_tokens=request.num_cached_tokens or 0,
             marks=self._marks,
+        )
+
+
+def _calibrate(drafter: Drafter, config: EngineConfig) -> None:
+    """Scale confidences by the checkpoint's temperatures, as far as the configuration says."""
+    wanted, directory = config.speculation.calibration, config.checkpoint.directory
+    if wanted is None and config.checkpoint.random_weights:
+        return  # the file is about other weights
+    if wanted is False:
+        return
+    temperatures = load_temperatures(directory, drafter.max_drafts)
+    if temperatures is not None:
+        drafter.calibrate(temperatures)
+    elif wanted:
+        raise ConfigError(
+            f"speculation.calibration = true, but {directory} has no {CALIBRATION_FILE}; fit it or "
+            "leave the setting out"
         )
 
 

@@ -23,6 +23,7 @@ class MemoryPlan:
         pool: compressed rows and index keys of all blocks.
         windows: window rings of all slots and layers, and the prefill workspace.
         pending: rows that wait for their partner in compressors of ratio 2.
+        drafts: draft windows of all slots, and drafts with the logits they were drawn from.
         num_blocks: blocks of the pool.
         max_num_seqs: slots of the rings.
     """
@@ -32,17 +33,34 @@ class MemoryPlan:
     pool: int
     windows: int
     pending: int
+    drafts: int
     num_blocks: int
     max_num_seqs: int
 
     @classmethod
-    def of(cls, config: V41Config, geometry: CacheGeometry, backend: Backend) -> MemoryPlan:
-        """The plan of caches of this geometry on a backend that holds the weights already."""
+    def of(
+        cls,
+        config: V41Config,
+        geometry: CacheGeometry,
+        backend: Backend,
+        *,
+        max_drafts: int = 0,
+    ) -> MemoryPlan:
+        """The plan of caches of this geometry on a backend that holds the weights already.
+
+        Args:
+            config: the model.
+            geometry: of its caches.
+            backend: device layer.
+            max_drafts: drafts of a sequence that are kept between steps.
+        """
         facts = backend.runtime.memory()
         window_row = backend.cache_row_bytes(CacheKind.WINDOW, config.head_dim)
         rings = config.num_hidden_layers * geometry.max_num_seqs * geometry.ring
         rows = rings + geometry.workspace_rows(config.sliding_window)
         halves = sum(config.ratio(source) > 1 for source in config.kv_source_layer_ids)
+        draft_rows = config.num_nextn_predict_layers * geometry.max_num_seqs * geometry.draft_ring
+        kept_drafts = geometry.max_num_seqs * max_drafts * config.vocab_size
         waiting = halves * geometry.max_num_seqs * geometry.pending_ring
         return cls(
             used=facts.total_bytes - facts.free_bytes,
@@ -50,6 +68,7 @@ class MemoryPlan:
             pool=geometry.num_blocks * cache_block_bytes(config, geometry.block_size, backend),
             windows=rows * window_row,
             pending=waiting * 2 * config.head_dim * _FP32_BYTES,
+            drafts=draft_rows * window_row + kept_drafts * _FP32_BYTES,
             num_blocks=geometry.num_blocks,
             max_num_seqs=geometry.max_num_seqs,
         )
@@ -57,7 +76,7 @@ class MemoryPlan:
     @property
     def left(self) -> int:
         """Free bytes that remain for activations and graphs; negative when the plan is too big."""
-        return self.free - self.pool - self.windows - self.pending
+        return self.free - self.pool - self.windows - self.pending - self.drafts
 
     def require_room(self) -> None:
         """Refuse a plan that the device cannot hold.
@@ -80,6 +99,7 @@ class MemoryPlan:
             (f"KV pool, {self.num_blocks} blocks", self.pool),
             (f"window rings, {self.max_num_seqs} sequences", self.windows),
             ("rows waiting in compressors", self.pending),
+            ("drafts and their windows", self.drafts),
             ("left for activations and graphs", self.left),
         )
         lines = [f"  {name:36} {size / _GIB:9.3f} GiB" for name, size in rows]

@@ -160,7 +160,10 @@ class NullStepRunner:
         return SamplerOutput(
             token_ids=torch.full((count, width), _REFUSED_DRAFT, dtype=torch.int64),
             num_accepted=torch.full((count,), self.max_drafts, dtype=torch.int64),
-            finite=torch.ones(count, dtype=torch.bool),
+            num_verified=torch.zeros(count, dtype=torch.int64),
+            finite=torch.ones((count, width), dtype=torch.bool),
+            draft_ids=torch.full((count, self.max_drafts), _REFUSED_DRAFT, dtype=torch.int64),
+            survival=torch.ones((count, self.max_drafts)),
             logprobs=None,
             prompt_logprobs=None,
         )
@@ -173,16 +176,18 @@ class NullStepRunner:
         input_ids, tables = batch.input_ids.tolist(), batch.block_table.tolist()
         contexts, limits = batch.context_lens.tolist(), built.limits.tolist()
         results: list[_Result] = []
-        first_row = 0
+        first_row, decodes = 0, scheduled.kind is StepKind.DECODE
         for index, source in enumerate(built.remap.tolist()):
             metadata = scheduled.sequences[index]
-            fed = input_ids[first_row : first_row + metadata.query_len]
-            first_row += metadata.query_len
+            # A decode step gives first tokens only, one for each sequence.
+            num_given = 1 if decodes else metadata.query_len
+            fed = input_ids[first_row : first_row + num_given]
+            first_row += num_given
             context, query_len = contexts[index], metadata.query_len
             if source != NEWCOMER:
                 before = self._result(source, metadata)
                 context, fed = before.context_len, [before.token_ids[-1]]
-            if scheduled.kind is StepKind.DECODE:
+            if decodes:
                 query_len = max(0, min(query_len, limits[index] - context))
                 result = self._verify(metadata, context, query_len)
                 fed = [*fed[:1], *result.token_ids[:-1]]

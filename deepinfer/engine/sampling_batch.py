@@ -1,6 +1,9 @@
-"""Host tensors of one step's sampling, made from what each row's request asks for.
+"""Host tensors of one step's sampling, made from what each request asks for.
 
-Controls that no row uses are None, so a step of plain greedy rows builds two small tensors.
+The host does not know at which positions a request's rows stand, nor how many there are: with
+steps in flight it knows bounds. So everything here is about requests, and the device spreads it
+over the rows of logits (`LogitRows`). Controls that no request uses are None, so a step of plain
+greedy requests builds two small tensors.
 """
 
 from __future__ import annotations
@@ -13,7 +16,6 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from deepinfer.device.errors import ContractError
 from deepinfer.device.ops.sampling import (
     LogitControls,
     Penalties,
@@ -23,16 +25,17 @@ from deepinfer.device.ops.sampling import (
     SparseIds,
 )
 from deepinfer.engine.host_tensor import float32_tensor, int64_tensor
-from deepinfer.engine.request_controls import PLAIN_CHOICE, RequestControls
+from deepinfer.engine.logit_rows import LogitRows
+from deepinfer.engine.request_controls import RequestControls
 from deepinfer.engine.sampling_params import SamplingParams
 
-# Rows of `reals` and `integers` for a row of which nothing is asked; also the padding.
-_PLAIN_REALS = (*PLAIN_CHOICE, 1.0, 0.0, 0.0)
-_PLAIN_INTEGERS = (0, 0, 0, 0, -1)
+_ALWAYS = 1 << 40
+"""Beyond every position."""
+_NUM_REALS, _NUM_INTEGERS = 6, 4
 
 
-class SamplingRow(NamedTuple):
-    """One row of logits whose token is to be chosen.
+class SampledRequest(NamedTuple):
+    """One request whose rows of logits decide tokens.
 
     Attributes:
         params: what the request asks for.
@@ -40,41 +43,66 @@ class SamplingRow(NamedTuple):
         seed: 64-bit signed seed of the request; drawn at admission if it named none, so that
             a neighbour without a seed never moves a seeded request.
         sample_index: which of the request's answers.
-        position: absolute position of the token to be chosen.
-        num_output_tokens: tokens of the answer before this one, those in flight included.
+        num_prompt_tokens: positions before its first output.
         slot: persistent slot of the sequence, where its penalty counts live.
-        mask: [vocab_size] bool on the host, tokens that a constraint allows; None: all.
+        masks: tokens that a constraint allows in its first, second, ... row, [vocab_size] bool on
+            the host; None: all. Rows that have no mask allow all.
     """
 
     params: SamplingParams
     controls: RequestControls
     seed: int
     sample_index: int
-    position: int
-    num_output_tokens: int
+    num_prompt_tokens: int
     slot: int
-    mask: Tensor | None = None
+    masks: tuple[Tensor | None, ...] = ()
+
+
+class AllowedIds(NamedTuple):
+    """Tokens that rows are restricted to.
+
+    Attributes:
+        masks: [A, V] bool; the last one allows everything.
+        rows: [N, W] int64 mask of row j of each request.
+    """
+
+    masks: Tensor
+    rows: Tensor
+
+
+class BannedIds(NamedTuple):
+    """Tokens removed from a request's rows as long as they decide early positions.
+
+    Attributes:
+        requests: [B] int64.
+        ids: [B] int64 token ids.
+        until: [B] int64 first position at which the token may stand.
+    """
+
+    requests: Tensor
+    ids: Tensor
+    until: Tensor
 
 
 @dataclass(frozen=True, slots=True)
 class SamplingBatch:
-    """Everything the sampling ops of one step need, but the persistent penalty counts.
+    """Everything the sampling ops of one step need, but rows and persistent penalty counts.
 
     Attributes:
         reals: [6, N] fp32 temperature, top_p, min_p and the three penalties of `Penalties`.
-        integers: [5, N] int64 top_k, seeds, sample index, position, slot of penalised rows or -1.
+        integers: [4, N] int64 top_k, seeds, sample index, slot of penalised requests or -1.
         work: host bound of what the rows need.
-        allowed, banned, bias: controls, or None.
-        has_penalties: whether any row is penalised.
-        num_top: most log probabilities beside the chosen token's that a row wants; None: no row
-            wants any log probability.
+        allowed, banned, bias: controls by request, or None; rows of `bias` are requests.
+        has_penalties: whether any request is penalised.
+        num_top: most log probabilities beside the chosen token's that a request wants; None: no
+            request wants any log probability.
     """
 
     reals: Tensor
     integers: Tensor
     work: SampleWork
-    allowed: Tensor | None
-    banned: SparseIds | None
+    allowed: AllowedIds | None
+    banned: BannedIds | None
     bias: SparseBias | None
     has_penalties: bool
     num_top: int | None
@@ -89,150 +117,176 @@ class SamplingBatch:
             reals=move(self.reals),
             integers=move(self.integers),
             work=self.work,
-            allowed=None if self.allowed is None else move(self.allowed),
-            banned=None if self.banned is None else SparseIds(*map(move, self.banned)),
+            allowed=None if self.allowed is None else AllowedIds(*map(move, self.allowed)),
+            banned=None if self.banned is None else BannedIds(*map(move, self.banned)),
             bias=None if self.bias is None else SparseBias(*map(move, self.bias)),
             has_penalties=self.has_penalties,
             num_top=self.num_top,
         )
 
     @property
-    def params(self) -> SampleParams:
-        """Views for `sample_tokens` and `filter_logits`."""
-        temperature, top_p, min_p = self.reals[:3].unbind()
-        top_k, seeds, sample_index, positions = self.integers[:4].unbind()
+    def penalised_slots(self) -> Tensor:
+        """[N] int64 slot of each penalised request; -1 of the others."""
+        return self.integers[3]
+
+    def params(self, owner: Tensor, positions: Tensor) -> SampleParams:
+        """Parameters of rows.
+
+        Args:
+            owner: [L] int64 request of each row.
+            positions: [L] int64 position of the token that each row decides.
+        """
+        temperature, top_p, min_p = self.reals[:3].index_select(1, owner).unbind()
+        top_k, seeds, sample_index = self.integers[:3].index_select(1, owner).unbind()
         return SampleParams(temperature, top_k, top_p, min_p, seeds, sample_index, positions)
 
-    def controls(self, output_counts: Tensor, prompt_seen: Tensor) -> LogitControls:
+    def controls(
+        self, rows: LogitRows, pending: Tensor, counts: tuple[Tensor, Tensor] | None
+    ) -> LogitControls:
         """Controls for `apply_controls`.
 
         Args:
-            output_counts: [S, vocab_size] int32 on the batch's device.
-            prompt_seen: [S, vocab_size] bool on the batch's device.
+            rows: of the logits.
+            pending: [L, P] int64 drafts before each row, -1 none.
+            counts: [S, vocab_size] int32 output counts and [S, vocab_size] bool prompt tokens by
+                slot; None: no request with penalties has run yet.
         """
         penalties = None
-        if self.has_penalties:
-            repetition, presence, frequency = self.reals[3:].unbind()
-            slots = self.integers[4]
-            pending = slots.new_empty((slots.shape[0], 0))
-            penalties = Penalties(
-                repetition, presence, frequency, slots, output_counts, prompt_seen, pending
-            )
-        return LogitControls(self.allowed, self.banned, self.bias, penalties)
+        if self.has_penalties and counts is not None:
+            values = self.reals[3:].index_select(1, rows.owner)
+            slots = self.penalised_slots.index_select(0, rows.owner)
+            penalties = Penalties(values[0], values[1], values[2], slots, *counts, pending)
+        return LogitControls(
+            self._allowed_of(rows), self._banned_of(rows), self._bias_of(rows), penalties
+        )
+
+    def _allowed_of(self, rows: LogitRows) -> Tensor | None:
+        if self.allowed is None:
+            return None
+        width = self.allowed.rows.shape[1]
+        place = rows.owner * width + rows.offset.clamp_max(width - 1)
+        return self.allowed.masks.index_select(
+            0, self.allowed.rows.flatten().index_select(0, place)
+        )
+
+    def _banned_of(self, rows: LogitRows) -> SparseIds | None:
+        if self.banned is None:
+            return None
+        targets = rows.of(self.banned.requests)
+        positions = rows.positions.index_select(0, targets.clamp_min(0).flatten())
+        early = positions.view_as(targets) < self.banned.until.unsqueeze(1)
+        where = torch.where(early, targets, -1)
+        return SparseIds(where.flatten(), self.banned.ids.repeat_interleave(rows.width))
+
+    def _bias_of(self, rows: LogitRows) -> SparseBias | None:
+        if self.bias is None:
+            return None
+        ids, values = (part.repeat_interleave(rows.width) for part in self.bias[1:])
+        return SparseBias(rows.of(self.bias.rows).flatten(), ids, values)
 
 
-Controlled = Sequence[tuple[int, SamplingRow]]
-"""Rows with controls of their own, and their numbers in the batch."""
-
-
-def _allowed(rows: Controlled, capacity: int, vocab_size: int) -> Tensor | None:
-    restricted = [
-        (index, row)
-        for index, row in rows
-        if row.mask is not None or row.params.allowed_token_ids is not None
-    ]
-    if not restricted:
+def _allowed(requests: Sequence[SampledRequest], vocab_size: int) -> AllowedIds | None:
+    masks: list[Tensor] = []
+    rows: list[list[Tensor | None]] = []
+    for request in requests:
+        own: list[Tensor | None] = list(request.masks) or [None]
+        if request.params.allowed_token_ids is not None:
+            given = torch.zeros(vocab_size, dtype=torch.bool)
+            given[request.params.allowed_token_ids] = True
+            own = [given if mask is None else given & mask for mask in own]
+        rows.append(own)
+    if all(mask is None for own in rows for mask in own):
         return None
-    allowed = torch.ones(capacity, vocab_size, dtype=torch.bool)
-    for index, row in restricted:
-        if row.params.allowed_token_ids is not None:
-            allowed[index] = False
-            allowed[index, row.params.allowed_token_ids] = True
-        if row.mask is not None:
-            allowed[index] &= row.mask
-    return allowed
+    width = max(map(len, rows))
+    places: list[int] = []
+    for request, own in zip(requests, rows, strict=True):
+        # What a request asks for itself holds in every row of it.
+        last = None if request.masks else own[-1]
+        for mask in own + [last] * (width - len(own)):
+            places.append(-1 if mask is None else len(masks))
+            if mask is not None:
+                masks.append(mask)
+    everything = torch.ones(vocab_size, dtype=torch.bool)
+    table = torch.stack([*masks, everything])
+    indices = int64_tensor(len(masks) if place < 0 else place for place in places)
+    return AllowedIds(table, indices.view(len(rows), width))
 
 
 def _banned(
-    rows: Controlled,
-    num_rows: int,
+    requests: Sequence[SampledRequest],
     eos_token_ids: Sequence[int],
     never_token_ids: Sequence[int],
-) -> SparseIds | None:
-    where = list(range(num_rows)) * len(never_token_ids)
-    ids = [token_id for token_id in never_token_ids for _ in range(num_rows)]
-    for index, row in rows:
-        if row.num_output_tokens < row.params.min_tokens:
-            ends = [*row.params.stop_token_ids]
-            if not row.params.ignore_eos:
+) -> BannedIds | None:
+    count = len(requests)
+    where = list(range(count)) * len(never_token_ids)
+    ids = [token_id for token_id in never_token_ids for _ in range(count)]
+    until = [_ALWAYS] * len(ids)
+    for index, request in enumerate(requests):
+        params = request.params
+        if params.min_tokens:
+            ends = [*params.stop_token_ids]
+            if not params.ignore_eos:
                 ends += eos_token_ids
             ids += ends
             where += [index] * len(ends)
-    return SparseIds(int64_tensor(where), int64_tensor(ids)) if ids else None
+            until += [request.num_prompt_tokens + params.min_tokens] * len(ends)
+    if not ids:
+        return None
+    return BannedIds(int64_tensor(where), int64_tensor(ids), int64_tensor(until))
 
 
-def _bias(rows: Controlled) -> SparseBias | None:
+def _bias(requests: Sequence[SampledRequest]) -> SparseBias | None:
     where: list[int] = []
     ids: list[int] = []
     values: list[float] = []
-    for index, row in rows:
-        if row.params.logit_bias:
-            where += [index] * len(row.params.logit_bias)
-            ids += row.params.logit_bias.keys()
-            values += row.params.logit_bias.values()
+    for index, request in enumerate(requests):
+        if request.params.logit_bias:
+            where += [index] * len(request.params.logit_bias)
+            ids += request.params.logit_bias.keys()
+            values += request.params.logit_bias.values()
     if not ids:
         return None
     return SparseBias(int64_tensor(where), int64_tensor(ids), float32_tensor(values))
 
 
 def build_sampling_batch(
-    rows: Sequence[SamplingRow],
+    requests: Sequence[SampledRequest],
     vocab_size: int,
     *,
-    capacity: int | None = None,
     eos_token_ids: Sequence[int] = (),
     never_token_ids: Sequence[int] = (),
 ) -> SamplingBatch:
     """Host tensors for the sampling of one step.
 
     Args:
-        rows: one for each row of logits, in their order.
+        requests: those that sample, in their order.
         vocab_size: V of the logits.
-        capacity: rows of the tensors made; rows beyond `rows` are greedy and uncontrolled.
-            None: as many as `rows`.
         eos_token_ids: end tokens of the model, removed while a row is short of `min_tokens`
             (unless its request ignores them); the request's stop ids likewise.
         never_token_ids: ids that no row may output, such as placeholders of other inputs.
-
-    Raises:
-        ContractError: more rows than `capacity`.
     """
-    capacity = len(rows) if capacity is None else capacity
-    if len(rows) > capacity:
-        raise ContractError(
-            f"sampling batch: {len(rows)} rows do not fit capacity={capacity}; "
-            "schedule fewer sequences or raise the capacity"
-        )
-    num_padding = capacity - len(rows)
     # Column by column and flat: a tuple for each row, or a nested list, costs several times more.
-    controls = [row.controls for row in rows]
+    controls = [request.controls for request in requests]
     integers = (
         [each.top_k for each in controls],
-        [row.seed for row in rows],
-        [row.sample_index for row in rows],
-        [row.position for row in rows],
-        [row.slot if row.controls.has_penalties else -1 for row in rows],
+        [request.seed for request in requests],
+        [request.sample_index for request in requests],
+        [request.slot if request.controls.has_penalties else -1 for request in requests],
     )
-    flat = itertools.chain.from_iterable(
-        column + [plain] * num_padding
-        for column, plain in zip(integers, _PLAIN_INTEGERS, strict=True)
-    )
-    reals = [each.reals for each in controls] + [_PLAIN_REALS] * num_padding
-    wanted = [row.params.logprobs for row in rows if row.params.logprobs is not None]
-    controlled = [
-        (index, row)
-        for index, row in enumerate(rows)
-        if row.mask is not None or not row.controls.is_free
-    ]
+    wanted = [r.params.logprobs for r in requests if r.params.logprobs is not None]
+    is_free = all(each.is_free for each in controls)
+    is_masked = any(request.masks for request in requests)
     return SamplingBatch(
-        reals=float32_tensor(itertools.chain.from_iterable(reals))
-        .view(capacity, len(_PLAIN_REALS))
+        reals=float32_tensor(itertools.chain.from_iterable(each.reals for each in controls))
+        .view(len(requests), _NUM_REALS)
         .T.contiguous(),
-        integers=int64_tensor(flat).view(len(_PLAIN_INTEGERS), capacity),
+        integers=int64_tensor(itertools.chain.from_iterable(integers)).view(
+            _NUM_INTEGERS, len(requests)
+        ),
         work=max([each.work for each in controls], default=SampleWork.GREEDY),
-        allowed=_allowed(controlled, capacity, vocab_size),
-        banned=_banned(controlled, len(rows), eos_token_ids, never_token_ids),
-        bias=_bias(controlled),
+        allowed=None if is_free and not is_masked else _allowed(requests, vocab_size),
+        banned=_banned(requests, eos_token_ids, never_token_ids),
+        bias=None if is_free else _bias(requests),
         has_penalties=any(each.has_penalties for each in controls),
         num_top=max(wanted, default=None),
     )

@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Sequence as Rows
-from dataclasses import replace
+
+from torch import Tensor
 
 from deepinfer.engine.commit import StopRules
-from deepinfer.engine.host_tensor import int64_tensor
-from deepinfer.engine.sampling_batch import SamplingBatch, SamplingRow, build_sampling_batch
+from deepinfer.engine.sampling_batch import SampledRequest, SamplingBatch, build_sampling_batch
 from deepinfer.engine.sequence import Sequence
 from deepinfer.engine.step_state import SchedulerOutputs, SequenceMetadata
 
 
 class SamplingBuilder:
-    """Builds step after step; one with the rows of the step before only moves the positions.
+    """Builds step after step; one with the requests of the step before is that one's batch.
 
-    That is most decode steps. It holds for rows without a constraint and whose requests neither
-    remove nor bias tokens: for the others the host looks at every token.
+    That is most decode steps. It holds while no request has a constraint: the host works out its
+    masks token by token, those of the drafts included.
     """
 
     def __init__(self, vocab_size: int, rules: StopRules) -> None:
@@ -32,43 +32,57 @@ class SamplingBuilder:
         self._batch: SamplingBatch | None = None
 
     def build(self, scheduled: SchedulerOutputs) -> SamplingBatch:
-        """Controls of the rows of a step that sample."""
+        """Controls of the sequences of a step that sample.
+
+        A constrained sequence has to be at its newest token: no step in flight may yield another.
+        """
         sampling = [metadata for metadata in scheduled.sequences if metadata.samples]
         rows = [(metadata.sequence, metadata.slot) for metadata in sampling]
         if self._batch is not None and rows == self._rows:
-            # A step in flight may still read the tensors of the one before.
-            integers = self._batch.integers.clone()
-            integers[3] = int64_tensor(m.context_len + m.query_len for m in sampling)
-            return replace(self._batch, integers=integers)
+            return self._batch
         batch = build_sampling_batch(
-            [_row(metadata) for metadata in sampling],
+            [self._request(metadata) for metadata in sampling],
             self._vocab_size,
             eos_token_ids=sorted(self._rules.eos_token_ids),
             never_token_ids=self._rules.never_token_ids,
         )
-        self._rows, self._batch = rows, batch if _are_free(sampling) else None
+        self._rows, self._batch = rows, None if _has_constraint(sampling) else batch
         return batch
 
+    def _request(self, metadata: SequenceMetadata) -> SampledRequest:
+        sequence, request = metadata.sequence, metadata.sequence.request
+        return SampledRequest(
+            params=request.params,
+            controls=request.controls,
+            seed=request.seed,
+            sample_index=sequence.index,
+            num_prompt_tokens=sequence.num_prompt_tokens,
+            slot=metadata.slot,
+            masks=self._masks(metadata),
+        )
 
-def _are_free(sampling: Rows[SequenceMetadata]) -> bool:
-    return all(
-        metadata.sequence.request.controls.is_free and metadata.sequence.constraint is None
-        for metadata in sampling
-    )
+    def _masks(self, metadata: SequenceMetadata) -> tuple[Tensor | None, ...]:
+        """Masks of a sequence's rows: after the newest token, after its first draft, ...
+
+        They end at the first draft that may not stand or that ends the answer: what follows is
+        refused or dropped, whatever it is.
+        """
+        sequence, constraint = metadata.sequence, metadata.sequence.constraint
+        # A sequence that ended or moved on meanwhile has no row to constrain.
+        if constraint is None or not metadata.is_current:
+            return ()
+        masks = [constraint.mask(0)]
+        for draft_id in sequence.draft_ids[: metadata.query_len - 1]:
+            allowed = masks[-1]
+            if draft_id < 0 or not (allowed is None or bool(allowed[draft_id])):
+                break
+            if self._rules.ends_answer(draft_id, sequence.request.params):
+                break
+            constraint.advance(draft_id)
+            masks.append(constraint.mask(0))
+        constraint.rollback(len(masks) - 1)
+        return tuple(masks)
 
 
-def _row(metadata: SequenceMetadata) -> SamplingRow:
-    sequence, request = metadata.sequence, metadata.sequence.request
-    stop = metadata.context_len + metadata.query_len
-    # A sequence that ended or moved on meanwhile has no row to constrain.
-    constraint = sequence.constraint if metadata.is_current else None
-    return SamplingRow(
-        params=request.params,
-        controls=request.controls,
-        seed=request.seed,
-        sample_index=sequence.index,
-        position=stop,
-        num_output_tokens=stop - sequence.num_prompt_tokens,
-        slot=metadata.slot,
-        mask=None if constraint is None else constraint.mask(0),
-    )
+def _has_constraint(sampling: Rows[SequenceMetadata]) -> bool:
+    return any(metadata.sequence.constraint is not None for metadata in sampling)

@@ -103,6 +103,7 @@ class Sequence:
         finish_reason: set once.
         stop_reason: stop string or token id that ended it.
         error: what went wrong, with finish reason error.
+        draft_ids: drafts that follow its newest token, as far as the host knows; -1 none.
     """
 
     request: Request
@@ -131,6 +132,7 @@ class Sequence:
     finish_reason: FinishReason | None = None
     stop_reason: str | int | None = None
     error: str | None = None
+    draft_ids: list[int] = field(default_factory=list)
 
     @property
     def num_prompt_tokens(self) -> int:
@@ -191,7 +193,7 @@ class Sequence:
     def lose_memory(self) -> None:
         """Forget slot and blocks, and everything that was computed into them."""
         self.slot, self.blocks, self.hit = None, [], NO_HIT
-        self.loads, self.window_stops = [], []
+        self.loads, self.window_stops, self.draft_ids = [], [], []
         self.num_cached_tokens = self.total_inflight_tokens = 0
         self.num_inflight_samples = self.num_published_blocks = 0
 

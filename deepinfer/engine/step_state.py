@@ -59,15 +59,22 @@ class SchedulerOutputs:
         step: number of the step; an empty step has that of the next one.
         kind: what it computes.
         sequences: in row order.
+        draft_budget: drafts of the whole decode step, which the device deals out within the
+            sequences' bounds; None: every sequence verifies as many as its bound says.
     """
 
     step: int
     kind: StepKind
     sequences: tuple[SequenceMetadata, ...]
+    draft_budget: int | None = None
 
     @property
     def num_rows(self) -> int:
-        return sum(metadata.query_len for metadata in self.sequences)
+        """Rows of the step at most."""
+        num_bound = sum(metadata.query_len for metadata in self.sequences)
+        if self.draft_budget is None:
+            return num_bound
+        return min(num_bound, len(self.sequences) + self.draft_budget)
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,16 +95,24 @@ class SamplerOutput:
     """Pinned results of a step; valid once the step's `sampled` event has happened.
 
     Attributes:
-        token_ids: [N, 1 + max_drafts] int64 per sampling sequence.
+        token_ids: [N, 1 + max_drafts] int64 per sampling sequence: accepted drafts, the token
+            after them, then -1.
         num_accepted: [N] int64 drafts accepted; 0 without speculation.
-        finite: [N] bool, False where the logits cannot be sampled from.
+        num_verified: [N] int64 drafts that were asked about.
+        finite: [N, 1 + max_drafts] bool, False where the logits behind a token cannot be sampled
+            from.
+        draft_ids: [N, max_drafts] int64 drafts for the sequence's next step; -1 none.
+        survival: [N, max_drafts] fp32 probability that they are all accepted up to each.
         logprobs: of the sampled tokens, or None.
         prompt_logprobs: of the prompt rows scored, in row order, or None.
     """
 
     token_ids: Tensor
     num_accepted: Tensor
+    num_verified: Tensor
     finite: Tensor
+    draft_ids: Tensor
+    survival: Tensor
     logprobs: HostLogprobs | None
     prompt_logprobs: HostLogprobs | None
 

@@ -24,6 +24,8 @@ class DeviceStep:
     limits: Tensor
     result_rows: Tensor
     result_seqs: Tensor
+    draft_budget: Tensor
+    draft_floors: Tensor
 
 
 class StepUpload:
@@ -51,6 +53,8 @@ class StepUpload:
             built.limits,
             built.result_rows,
             built.result_seqs,
+            built.draft_budget,
+            built.draft_floors,
         )
         self._packed = runtime.pinned((sum(part.numel() for part in self._parts),), torch.int64)
         torch.cat([part.flatten() for part in self._parts], out=self._packed)

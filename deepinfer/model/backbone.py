@@ -20,6 +20,7 @@ from deepinfer.model.config import V41Config
 from deepinfer.model.controls import Controls, EngramRows
 from deepinfer.model.draft_taps import DraftTaps
 from deepinfer.model.engram import EngramLookup, hash_constants
+from deepinfer.model.forwarded import Forwarded
 from deepinfer.model.layer import Layer
 from deepinfer.model.layer_state import LayerState, initial_state
 from deepinfer.model.model_ops import ModelOps
@@ -221,6 +222,12 @@ class Backbone:
     def forward(
         self, batch: StepBatch, caches: ModelCaches, trace: TraceSink | None = None
     ) -> Tensor:
+        """Logits of a step; see `step`."""
+        return self.step(batch, caches, trace).logits
+
+    def step(
+        self, batch: StepBatch, caches: ModelCaches, trace: TraceSink | None = None
+    ) -> Forwarded:
         """Run one step.
 
         Args:
@@ -229,12 +236,12 @@ class Backbone:
             trace: receives intermediate tensors, or None.
 
         Returns:
-            [L, V] fp32 logits of `batch.logits_rows`.
+            [L, V] fp32 logits of `batch.logits_rows`, and what a drafter's context is made of.
         Source: backbone forward of V4.1.
         """
         plan = self.plan(batch, caches.geometry)
         state = self.run(plan, caches, trace)
-        return self.head(state, plan.final.batch.logits_rows, trace)
+        return Forwarded(self.head(state, plan.final.batch.logits_rows, trace), state, plan)
 
     def run(
         self, plan: StepPlan, caches: ModelCaches, trace: TraceSink | None = None

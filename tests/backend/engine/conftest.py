@@ -19,7 +19,7 @@ from deepinfer.model.config import V41Config
 from deepinfer.text.tokenizer import TextTokenizer
 from deepinfer_reference.backend import ReferenceBackend
 from deepinfer_reference.runtime import ReferenceRuntime, RuntimeMode
-from tests.backend.engine.scripted_model import Script, ScriptedModel
+from tests.backend.engine.scripted_model import Script, ScriptedDrafter, ScriptedModel
 
 GOLDEN = Path(__file__).parents[2] / "data/golden"
 MAX_STEPS = 3000
@@ -80,6 +80,8 @@ def scripted_engine(
     *,
     model_class: type[ScriptedModel] = ScriptedModel,
     runtime_seed: int | None = None,
+    propose: Script | None = None,
+    confidence: Callable[[int], float] = lambda position: 0.9,
 ) -> LLMEngine:
     """An engine whose model follows a script, on the reference backend.
 
@@ -88,6 +90,9 @@ def scripted_engine(
         overrides: of `engine_config`.
         model_class: how the model remembers the tokens.
         runtime_seed: of an adversarial runtime; None takes the runtime of the configuration.
+        propose: next draft from the tokens so far; None: the target's own script. Counts if the
+            configuration speculates.
+        confidence: of the draft at a position.
     """
     config = engine_config(overrides)
     directory = config.checkpoint.directory
@@ -100,7 +105,10 @@ def scripted_engine(
     model_config = V41Config.from_json(directory)
     model = model_class(model_config, backend, script)
     # The worker's own calls of ops are checked, too.
-    worker = Worker.for_engine(config, checked(backend), model, model_config)
+    drafter = None
+    if config.speculation.is_on:
+        drafter = ScriptedDrafter(model, propose or script, confidence=confidence)
+    worker = Worker.for_engine(config, checked(backend), model, model_config, drafter=drafter)
     return LLMEngine(config, worker, model_config, TextTokenizer.from_directory(directory))
 
 

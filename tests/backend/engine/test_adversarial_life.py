@@ -41,11 +41,26 @@ class AdversarialLife(RuleBasedStateMachine):
         depth=st.integers(0, 2),
         num_blocks=st.integers(6, 30),
         chunk=st.sampled_from([1, 4, 64]),
+        max_drafts=st.sampled_from([0, 1, 3, 5]),
+        errs_every=st.integers(1, 9),
     )
-    def begin(self, runtime_seed: int, depth: int, num_blocks: int, chunk: int) -> None:
+    def begin(
+        self,
+        runtime_seed: int,
+        depth: int,
+        num_blocks: int,
+        chunk: int,
+        max_drafts: int,
+        errs_every: int,
+    ) -> None:
+        def propose(known: list[int]) -> int:
+            return script(known) if len(known) % errs_every else 19
+
         self.engine = scripted_engine(
             script,
             {
+                "speculation.mode": "fixed" if max_drafts else "off",
+                "speculation.max_drafts": max_drafts or None,
                 "scheduler.async_depth": depth,
                 "scheduler.max_num_seqs": 3,
                 "scheduler.max_num_tokens": 64,
@@ -55,6 +70,7 @@ class AdversarialLife(RuleBasedStateMachine):
             },
             model_class=CheckingModel,
             runtime_seed=runtime_seed,
+            propose=propose,
         )
 
     @property

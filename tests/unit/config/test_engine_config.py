@@ -19,9 +19,7 @@ from deepinfer.device.errors import ConfigError
 @pytest.mark.parametrize(
     ("setting", "expected"),
     [
-        ("speculation.mode=fixed", "off"),
         ("speculation.mode=dynamic", "off"),
-        ("speculation.max_drafts=3", "0"),
         ("deploy=ep8", "single"),
         ("deploy=1p1d", "single"),
     ],

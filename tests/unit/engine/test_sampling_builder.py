@@ -76,8 +76,48 @@ def test_every_step_is_built_as_if_it_were_the_first(fields: dict[str, Any]) -> 
         check_equal(builder.build(scheduled), SamplingBuilder(VOCAB, RULES).build(scheduled))
 
 
-def test_a_step_in_flight_keeps_its_positions() -> None:
-    rows = [(sequence(11), 0)]
+def test_a_step_with_the_requests_of_the_one_before_is_built_once() -> None:
+    rows = [(sequence(11, min_tokens=4, logit_bias={3: 1.0}), 0)]
     builder = SamplingBuilder(VOCAB, RULES)
-    first, second, third = (builder.build(step(position, *rows)) for position in (3, 4, 5))
-    assert [batch.integers[3].tolist() for batch in (first, second, third)] == [[4], [5], [6]]
+    first, second = (builder.build(step(position, *rows)) for position in (3, 4))
+    assert first is second
+
+
+class Counting:
+    """Allows 5, then 6, then 7, ..."""
+
+    def __init__(self) -> None:
+        self.taken: list[int] = []
+
+    def mask(self, row: int) -> torch.Tensor:
+        return torch.arange(VOCAB) == 5 + len(self.taken) + row
+
+    def advance(self, token_id: int) -> None:
+        assert bool(self.mask(0)[token_id])
+        self.taken.append(token_id)
+
+    def rollback(self, num_tokens: int) -> None:
+        del self.taken[len(self.taken) - num_tokens :]
+
+
+@pytest.mark.parametrize(
+    ("drafts", "allowed"),
+    [
+        ([], [5]),
+        ([5, 6, 7], [5, 6, 7, 8]),
+        ([5, 9, 7], [5, 6]),
+        ([9, 6, 7], [5]),
+        ([5, -1, 7], [5, 6]),
+    ],
+)
+def test_a_constraint_follows_the_drafts_as_far_as_they_are_allowed(
+    drafts: list[int], allowed: list[int]
+) -> None:
+    bound, constraint = sequence(11), Counting()
+    bound.constraint, bound.draft_ids = constraint, drafts
+    metadata = SequenceMetadata(bound, 0, 0, 3, 4, True, False)
+    batch = SamplingBuilder(VOCAB, RULES).build(SchedulerOutputs(7, StepKind.DECODE, (metadata,)))
+    assert batch.allowed is not None
+    masks = batch.allowed.masks[batch.allowed.rows[0]]
+    assert [mask.nonzero().flatten().tolist() for mask in masks] == [[token] for token in allowed]
+    assert constraint.taken == []

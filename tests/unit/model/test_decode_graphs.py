@@ -9,12 +9,13 @@ from typing import Any, cast
 
 import pytest
 import torch
-from torch import Tensor
 
 from deepinfer.device.runtime import StepKind
 from deepinfer.model.caches import CacheGeometry, ModelCaches
-from deepinfer.model.decode_graphs import DecodeGraphs, Tier, tier_of
-from deepinfer.model.step_batch import StepBatch
+from deepinfer.model.decode_graphs import DecodeGraphs, Tier, row_tier, tier_of
+from deepinfer.model.forwarded import Forwarded
+from deepinfer.model.layer_state import LayerState
+from deepinfer.model.step_batch import StepBatch, StepPlan
 
 CACHES = cast("ModelCaches", SimpleNamespace(geometry=SimpleNamespace(block_size=16)))
 
@@ -28,9 +29,10 @@ class Recorder:
     def create_caches(self, geometry: CacheGeometry) -> ModelCaches:
         return CACHES
 
-    def forward(self, batch: StepBatch, caches: ModelCaches) -> Tensor:
+    def step(self, batch: StepBatch, caches: ModelCaches) -> Forwarded:
         self.batches.append(batch)
-        return batch.input_ids.float()[batch.logits_rows].unsqueeze(1)
+        logits = batch.input_ids.float()[batch.logits_rows].unsqueeze(1)
+        return Forwarded(logits, cast("LayerState", None), cast("StepPlan", batch))
 
 
 class Replay:
@@ -67,11 +69,11 @@ def step(num_seqs: int, *, key_len: int = 40, kind: StepKind = StepKind.DECODE) 
 @pytest.mark.parametrize(
     ("num_seqs", "key_len", "tier"),
     [
-        (1, 1, Tier(1, 512)),
-        (2, 512, Tier(2, 512)),
-        (3, 513, Tier(4, 1024)),
-        (64, 4000, Tier(64, 4096)),
-        (65, 4096, Tier(128, 4096)),
+        (1, 1, Tier(1, 1, 1, 512)),
+        (2, 512, Tier(2, 2, 1, 512)),
+        (3, 513, Tier(4, 4, 1, 1024)),
+        (64, 4000, Tier(64, 64, 1, 4096)),
+        (65, 4096, Tier(128, 128, 1, 4096)),
     ],
 )
 def test_tier_is_the_smallest_that_fits(num_seqs: int, key_len: int, tier: Tier) -> None:
@@ -85,8 +87,8 @@ def test_key_tiers_end_at_the_longest_sequence() -> None:
 def test_steps_of_a_tier_share_a_graph_and_are_padded() -> None:
     model = Recorder([])
     graphs = graphs_of(model)
-    graphs.forward(step(4), CACHES)
-    graphs.forward(step(3), CACHES)
+    graphs.step(step(4), CACHES)
+    graphs.step(step(3), CACHES)
     assert graphs.num_graphs == 1
     held = model.batches[-1]
     assert held is model.batches[0]
@@ -97,7 +99,7 @@ def test_steps_of_a_tier_share_a_graph_and_are_padded() -> None:
 
 def test_logits_are_those_of_the_real_rows() -> None:
     graphs = graphs_of(Recorder([]))
-    logits = graphs.forward(step(3), CACHES)
+    logits = graphs.step(step(3), CACHES).logits
     assert logits.squeeze(1).tolist() == [100.0, 101.0, 102.0]
 
 
@@ -105,21 +107,47 @@ def test_logits_are_those_of_the_real_rows() -> None:
     "batch",
     [
         step(2, kind=StepKind.PREFILL),
-        replace(step(2), max_query_len=3),
-        replace(step(2), input_ids=torch.zeros(5, dtype=torch.int64)),
+        replace(step(2), logits_rows=torch.zeros(3, dtype=torch.int64)),
     ],
-    ids=["prefill", "several-rows", "more-rows-than-requests"],
+    ids=["prefill", "more-logits-than-rows"],
 )
 def test_other_steps_are_issued_as_they_are(batch: StepBatch) -> None:
     model = Recorder([])
     graphs = graphs_of(model)
-    graphs.forward(batch, CACHES)
+    graphs.step(batch, CACHES)
     assert graphs.num_graphs == 0
     assert model.batches == [batch]
 
 
 def test_a_longer_key_bound_gets_its_own_graph() -> None:
     graphs = graphs_of(Recorder([]))
-    graphs.forward(step(2, key_len=500), CACHES)
-    graphs.forward(step(2, key_len=900), CACHES)
+    graphs.step(step(2, key_len=500), CACHES)
+    graphs.step(step(2, key_len=900), CACHES)
     assert graphs.num_graphs == 2
+
+
+def test_row_tiers_rise_by_half_a_power_of_two() -> None:
+    tiers = [row_tier(count) for count in (1, 2, 3, 4, 5, 7, 9, 13, 17, 25, 48, 49, 96, 97)]
+    assert tiers == [1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128]
+
+
+def test_verifications_of_a_row_tier_share_a_graph() -> None:
+    """Whatever the rows of each request are, which only the device knows."""
+    model = Recorder([])
+    graphs = graphs_of(model)
+    for lens in ([4, 4, 2], [1, 4, 4], [4, 4, 4]):
+        count = sum(lens)
+        batch = replace(
+            step(3),
+            input_ids=torch.arange(count) + 100,
+            query_lens=torch.tensor(lens),
+            logits_rows=torch.arange(count),
+            max_query_len=4,
+        )
+        found = graphs.step(batch, CACHES)
+        assert found.logits.squeeze(1).tolist() == [100.0 + row for row in range(count)]
+        held = model.batches[-1]
+        assert held.input_ids.shape == (12,)
+        assert held.query_lens.tolist() == [*lens, 0]
+        assert held.max_query_len == 4
+    assert graphs.num_graphs == 1

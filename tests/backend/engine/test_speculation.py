@@ -1,0 +1,273 @@
+"""Rounds of speculation with a scripted target and drafter: any acceptance can be made to happen.
+
+Every answer is compared with that of an engine without speculation, whose model follows the same
+script. The drafter checks on its way that its context holds the final tokens and no others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import pytest
+import torch
+from torch import Tensor
+
+from deepinfer.engine.llm_engine import LLMEngine
+from deepinfer.engine.outputs import FinishReason, RequestOutput
+from deepinfer.engine.sampling_params import SamplingParams
+from tests.backend.engine.conftest import collect, scripted_engine
+from tests.backend.engine.scripted_model import CheckingModel, Script
+
+VOCABULARY, EOS = 320, 1
+Make = Callable[..., LLMEngine]
+DEPTHS = [0, 1, 2]
+
+
+def rising(known: list[int]) -> int:
+    """A token that depends on all before it, so that a wrong one changes what follows."""
+    return 20 + (7 * sum(known) + 3 * len(known)) % 250
+
+
+def wrong_at(script: Script, every: int) -> Script:
+    """The script, but another token at every so many positions."""
+
+    def propose(known: list[int]) -> int | Tensor:
+        right = script(known)
+        if len(known) % every or isinstance(right, Tensor):
+            return right
+        return right + 1
+
+    return propose
+
+
+@pytest.fixture(params=DEPTHS, ids=lambda depth: f"depth{depth}")
+def make(request: pytest.FixtureRequest) -> Iterator[Make]:
+    """Builds engines of one depth on the adversarial runtime, with checked memory."""
+    made: list[LLMEngine] = []
+
+    def build(
+        script: Script,
+        propose: Script | None = None,
+        *,
+        max_drafts: int | None = None,
+        **overrides: object,
+    ) -> LLMEngine:
+        speculation: dict[str, object] = {}
+        if max_drafts != 0:
+            speculation = {"speculation.mode": "fixed", "speculation.max_drafts": max_drafts}
+        engine = scripted_engine(
+            script,
+            {"scheduler.async_depth": request.param, "cache.block_size": 4}
+            | speculation
+            | overrides,
+            model_class=CheckingModel,
+            runtime_seed=len(made),
+            propose=propose,
+        )
+        made.append(engine)
+        return engine
+
+    yield build
+    for engine in made:
+        engine.close()
+
+
+def greedy(**fields: object) -> SamplingParams:
+    return SamplingParams.model_validate({"temperature": 0.0, "max_tokens": 12} | fields)
+
+
+def answers(engine: LLMEngine, *asked: SamplingParams) -> list[RequestOutput]:
+    """The last result of each request; prompts of 1, 4, 7, ... tokens."""
+    for index, params in enumerate(asked):
+        engine.add_request(f"r{index}", [5 + index] * (1 + 3 * index), params)
+    results = collect(engine)
+    return [results[f"r{index}"][-1] for index in range(len(asked))]
+
+
+def told(results: list[RequestOutput]) -> list[tuple[object, ...]]:
+    """What has to be equal with and without speculation."""
+    return [
+        (answer.token_ids, answer.text, answer.finish_reason, answer.stop_reason, answer.logprobs)
+        for result in results
+        for answer in result.outputs
+    ]
+
+
+@pytest.mark.parametrize("max_drafts", [1, 2, 3, 5])
+@pytest.mark.parametrize("every", [1, 2, 3, 5, 100])
+def test_tokens_are_those_without_speculation(make: Make, max_drafts: int, every: int) -> None:
+    asked = [greedy(max_tokens=9 + 3 * index, logprobs=2) for index in range(4)]
+    plain = answers(make(rising, max_drafts=0), *asked)
+    engine = make(rising, wrong_at(rising, every), max_drafts=max_drafts)
+    assert told(answers(engine, *asked)) == told(plain)
+
+
+@pytest.mark.parametrize("max_drafts", [1, 3, 5])
+def test_exactly_as_many_tokens_as_asked_for(make: Make, max_drafts: int) -> None:
+    """P27."""
+    engine = make(rising, max_drafts=max_drafts)
+    for max_tokens in (1, 2, 5, 8):
+        (result,) = answers(engine, greedy(max_tokens=max_tokens, logprobs=0))
+        (answer,) = result.outputs
+        assert answer.logprobs is not None
+        assert len(answer.token_ids) == len(answer.logprobs) == max_tokens
+        assert answer.finish_reason is FinishReason.LENGTH
+
+
+@pytest.mark.parametrize("max_drafts", [1, 3, 5])
+def test_a_right_drafter_saves_all_steps_but_one_in_so_many(make: Make, max_drafts: int) -> None:
+    engine = make(rising, max_drafts=max_drafts)
+    before = engine.stats().num_steps
+    answers(engine, greedy(max_tokens=1 + 4 * (1 + max_drafts)))
+    steps = engine.stats().num_steps - before
+    # The prompt, four full blocks, and what was launched before their results were known.
+    assert steps <= 1 + 4 + engine.config.scheduler.async_depth
+
+
+@pytest.mark.parametrize("every", [2, 100])
+def test_frequency_penalty_counts_the_drafts_before_a_token(make: Make, every: int) -> None:
+    """P21."""
+
+    def stubborn(known: list[int]) -> Tensor:
+        row = torch.zeros(VOCABULARY)
+        row[100:140] = torch.linspace(10.0, 8.0, 40)
+        return row
+
+    asked = [greedy(frequency_penalty=value) for value in (2.0, -2.0, 0.5)]
+    asked.append(greedy(repetition_penalty=1.3))
+    asked.append(greedy(presence_penalty=1.0))
+    plain = answers(make(stubborn, max_drafts=0), *asked)
+    # The first request's own answer, so that its drafts are accepted.
+    right = plain[0].outputs[0].token_ids
+    propose = wrong_at(lambda known: right[len(known) % len(right) - 1], every)
+    assert told(answers(make(stubborn, propose), *asked)) == told(plain)
+    assert right != plain[1].outputs[0].token_ids
+
+
+def test_bias_and_allowed_ids_hold_for_verified_drafts(make: Make) -> None:
+    """P22."""
+    asked = [
+        greedy(logit_bias={rising([5]): -100.0}),
+        greedy(logit_bias=dict.fromkeys(range(20, 150), -100.0)),
+        greedy(allowed_token_ids=[30, 31, 32]),
+        greedy(min_p=0.3, temperature=1.0, top_k=1),
+        greedy(),
+    ]
+    plain = answers(make(rising, max_drafts=0), *asked)
+    assert told(answers(make(rising), *asked)) == told(plain)
+
+
+@pytest.mark.parametrize("min_tokens", [0, 3, 4, 7])
+def test_an_end_inside_a_block_drops_what_follows(make: Make, min_tokens: int) -> None:
+    def ends(known: list[int]) -> Tensor:
+        row = torch.zeros(VOCABULARY)
+        row[rising(known)] = 10.0
+        if len(known) % 5 == 0:
+            row[EOS] = 20.0
+        return row
+
+    asked = [greedy(min_tokens=min_tokens), greedy(ignore_eos=True), greedy(stop_token_ids=[77])]
+    plain = answers(make(ends, max_drafts=0), *asked)
+    assert plain[0].outputs[0].finish_reason is FinishReason.STOP
+    assert told(answers(make(ends), *asked)) == told(plain)
+
+
+def test_stop_strings_inside_a_block(make: Make) -> None:
+    text = [100, 47, 101, 47, 102, 47, 103]  # "a,b,c,d"
+    asked = [greedy(stop=["b,c"]), greedy(stop=[",d"]), greedy(stop=["x"])]
+
+    def script(known: list[int]) -> int:
+        return text[(known.count(47) * 2 + (known[-1] != 47 and known[-1] >= 100)) % len(text)]
+
+    plain = answers(make(script, max_drafts=0), *asked)
+    assert [result.outputs[0].stop_reason for result in plain[:2]] == ["b,c", ",d"]
+    assert told(answers(make(script), *asked)) == told(plain)
+
+
+@pytest.mark.parametrize("room", [1, 2, 3, 6])
+def test_the_longest_sequence_is_never_passed(make: Make, room: int) -> None:
+    """P37."""
+    limit = 40
+    prompt = [7] * (limit - room)
+    results = []
+    for max_drafts in (0, 5):
+        engine = make(rising, max_drafts=max_drafts, max_model_len=limit)
+        engine.add_request("r", prompt, greedy(max_tokens=None, logprobs=1))
+        results.append(collect(engine)["r"][-1])
+    assert told(results[1:]) == told(results[:1])
+    assert len(results[1].outputs[0].token_ids) == room
+
+
+@pytest.mark.parametrize("every", [3, 100])
+def test_preemption_does_not_change_tokens(make: Make, every: int) -> None:
+    asked = [greedy(max_tokens=20, logprobs=0) for _ in range(4)]
+    plain = answers(make(rising, max_drafts=0), *asked)
+    engine = make(rising, wrong_at(rising, every), **{"cache.num_blocks": 14})
+    assert told(answers(engine, *asked)) == told(plain)
+    assert engine.stats().num_preemptions >= 1
+
+
+def test_logits_that_are_not_numbers_end_only_what_comes_after(make: Make) -> None:
+    def ill(known: list[int]) -> int | Tensor:
+        if known[0] == 6 and len(known) == 9:
+            return torch.full((VOCABULARY,), float("nan"))
+        return rising(known)
+
+    asked = [greedy(), greedy(), greedy()]
+    plain = answers(make(ill, max_drafts=0), *asked)
+    found = answers(make(ill, rising), *asked)
+    assert told(found) == told(plain)
+    assert found[1].outputs[0].finish_reason is FinishReason.ERROR
+    assert len(found[1].outputs[0].token_ids) == 5
+
+
+class Brackets:
+    """Allows 200 and 201 in turn, then the end after four tokens."""
+
+    def __init__(self) -> None:
+        self.taken: list[int] = []
+
+    def mask(self, row: int) -> Tensor:
+        allowed = torch.zeros(VOCABULARY, dtype=torch.bool)
+        count = len(self.taken) + row
+        allowed[EOS if count >= 4 else 200 + count % 2] = True
+        return allowed
+
+    def advance(self, token_id: int) -> None:
+        assert bool(self.mask(0)[token_id]), "a token the mask forbids was taken"
+        self.taken.append(token_id)
+
+    def rollback(self, num_tokens: int) -> None:
+        del self.taken[len(self.taken) - num_tokens :]
+
+
+@pytest.mark.parametrize("illegal", [None, 1, 2])
+def test_drafts_outside_the_grammar_are_refused(make: Make, illegal: int | None) -> None:
+    """P11: the drafts before the illegal one count, and a legal token follows."""
+
+    def propose(known: list[int]) -> int:
+        place = len(known) - 1
+        return 300 if place == illegal else 200 + place % 2
+
+    engine = make(lambda known: 150, propose, max_drafts=4)
+    engine.add_request("bound", [9], greedy())
+    engine.add_request("free", [8], greedy(max_tokens=20))
+    (sequence,) = engine._requests["bound"].sequences
+    sequence.constraint = Brackets()
+    results = {name: outputs[-1] for name, outputs in collect(engine).items()}
+    assert results["bound"].outputs[0].token_ids == [200, 201, 200, 201, EOS]
+    assert results["bound"].outputs[0].finish_reason is FinishReason.STOP
+    assert results["free"].outputs[0].token_ids == [150] * 20
+
+
+def test_aborts_leave_no_trace(make: Make) -> None:
+    engine = make(rising, wrong_at(rising, 4))
+    expected = answers(make(rising, max_drafts=0), greedy(max_tokens=30))[0]
+    for steps in range(5):
+        engine.add_request("keep", [5], greedy(max_tokens=30))
+        engine.add_request("drop", [6] * 7, greedy(max_tokens=30))
+        for _ in range(steps):
+            engine.step()
+        engine.abort("drop")
+        kept = collect(engine)["keep"][-1]
+        assert kept.outputs[0].token_ids == expected.outputs[0].token_ids
