@@ -23,8 +23,13 @@ from deepinfer_conformance.scenarios.worlds import (
 from deepinfer_conformance.suite import CORE, Level, SuiteCase
 
 # Greedy tokens must be equal wherever the reference's two best logits are this far apart.
-_MARGINS = {Numerics.EXACT: 1e-3, Numerics.NORMATIVE: 0.2}
-_MARGIN_ORIGIN = "logit error of another summation order: fp32, or bf16 with quantised records"
+MARGINS = {Numerics.EXACT: 1e-3, Numerics.NORMATIVE: 1.0}
+_MARGIN_ORIGINS = {
+    Numerics.EXACT: "logit error of another summation order in fp32",
+    Numerics.NORMATIVE: "the reference itself left its tokens at gaps up to 0.73 when one bf16 "
+    "rounding in 1e5 was flipped (3 of 8 runs); a flipped choice of experts or entries moves "
+    "logits that much",
+}
 # Relative Frobenius error of the logits over a prompt, teacher forced.
 _LOGIT_BOUNDS = {
     (World.TRAINED, Numerics.EXACT): (1e-4, "8 layers of fp32 in another order give 1e-5"),
@@ -67,10 +72,10 @@ def _greedy(case_id: str, world: World, numerics: Numerics, bench: Bench) -> Out
         if at is None:
             continue
         gap = _gap(right, at)
-        passed = gap <= _MARGINS[numerics]
+        passed = gap <= MARGINS[numerics]
         where = f"prompt {index}, token {at}: {found[at]}, expected {tokens([right])[0][at]}"
         measures.append(
-            Measure("gap", gap, _MARGINS[numerics], where, _MARGIN_ORIGIN, passed=passed)
+            Measure("gap", gap, MARGINS[numerics], where, _MARGIN_ORIGINS[numerics], passed=passed)
         )
         if not passed and wrong is None:
             ids = right.prompt_token_ids + tokens([right])[0][: at + 1]

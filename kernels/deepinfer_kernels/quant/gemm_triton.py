@@ -63,6 +63,7 @@ class Tile(NamedTuple):
     outputs: int
     inner: int
     num_warps: int
+    num_stages: int = 4
 
 
 # fp32 products are unrolled multiply-adds; larger tiles only compile longer.
@@ -70,13 +71,15 @@ _FP32_TILE = Tile(rows=16, outputs=32, inner=32, num_warps=4)
 _BF16_TILES = (
     Tile(rows=16, outputs=64, inner=128, num_warps=4),
     Tile(rows=32, outputs=64, inner=128, num_warps=4),
-    Tile(rows=64, outputs=64, inner=128, num_warps=4),
+    Tile(rows=64, outputs=64, inner=64, num_warps=4),
     Tile(rows=128, outputs=128, inner=64, num_warps=8),
+    Tile(rows=256, outputs=128, inner=64, num_warps=8, num_stages=3),
 )
 """The first that holds all rows is taken; an expert's rows are padded to whole tiles."""
+_WIDE_OUTPUTS, _WIDE_PROGRAMS = 128, 120
+"""Few rows: programs take so many outputs when there are enough programs all the same."""
 # Block-scaled instructions take 128 rows of weights.
 _SCALED_TILE = Tile(rows=32, outputs=128, inner=128, num_warps=4)
-_STAGES = 4
 _SPLIT_OUTPUTS, _SPLIT_INNER = 64, 128
 _MIN_PROGRAMS = 160
 _MIN_STEPS = 4
@@ -221,6 +224,9 @@ def gemm(x: Operand, w: Operand, dtype: torch.dtype, *, block_scaled: bool = Fal
     tile, scaled = _tile(x, w, num_rows, block_scaled=block_scaled)
     splits = _num_splits(outputs * num_groups, inner)
     steps = triton.cdiv(triton.cdiv(inner, _SPLIT_INNER), splits)
+    wide_programs = triton.cdiv(outputs, _WIDE_OUTPUTS) * num_groups * splits
+    if tile is _BF16_TILES[0] and wide_programs >= _WIDE_PROGRAMS:
+        tile = tile._replace(outputs=_WIDE_OUTPUTS)
     target = out
     if splits > 1:
         target = torch.empty((splits, *shape), dtype=torch.float32, device=out.device)
@@ -234,7 +240,7 @@ def gemm(x: Operand, w: Operand, dtype: torch.dtype, *, block_scaled: bool = Fal
         steps * _SPLIT_INNER, K=inner, W=w.format, X=x.format,
         DTYPE=tl.float32 if tile is _FP32_TILE else tl.bfloat16, SCALED=scaled, SPLITS=splits,
         BM=tile.rows, BN=tile.outputs, BK=tile.inner, num_warps=tile.num_warps,
-        num_stages=_STAGES,
+        num_stages=tile.num_stages,
     )  # fmt: skip
     if splits > 1:
         _add_splits[(triton.cdiv(out.numel(), 1024),)](
@@ -278,7 +284,7 @@ def expert_gemm(
         x.data, x.scales, w.data, w.scales, out, tile_experts, slot_rows, outputs,
         K=w.inner, GATHER=gather, W=w.format, X=x.format,
         DTYPE=tl.float32 if tile is _FP32_TILE else tl.bfloat16, SCALED=scaled, BM=rows,
-        BN=tile.outputs, BK=tile.inner, num_warps=tile.num_warps, num_stages=_STAGES,
+        BN=tile.outputs, BK=tile.inner, num_warps=tile.num_warps, num_stages=tile.num_stages,
     )  # fmt: skip
     return out
 
@@ -329,7 +335,7 @@ def _case(
 ) -> CompileCase:
     return CompileCase(
         kernel, signature, {**_constants(w, "plain", tile), **constants}, required=_TENSOR_CORES,
-        num_warps=tile.num_warps, num_stages=_STAGES,
+        num_warps=tile.num_warps, num_stages=tile.num_stages,
     )  # fmt: skip
 
 
@@ -340,6 +346,7 @@ _EXPERT_SIGNATURE = {
 _ROUNDED = {**_SIGNATURE, "x_ptr": "*bf16"}
 COMPILE_CASES = (
     *(_case("_gemm", _ROUNDED, "mxfp8", tile, SPLITS=4) for tile in _BF16_TILES),
+    _case("_gemm", _ROUNDED, "mxfp8", _BF16_TILES[0], SPLITS=1, BN=_WIDE_OUTPUTS),
     _case("_gemm", {**_ROUNDED, "w_ptr": "*bf16"}, "plain", _BF16_TILES[0], SPLITS=1),
     _case("_gemm", {**_ROUNDED, "w_ptr": "*bf16"}, "plain", _BF16_TILES[-1], SPLITS=1),
     CompileCase(
