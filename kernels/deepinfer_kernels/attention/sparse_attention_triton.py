@@ -385,7 +385,7 @@ COMPILE_CASES = (
             num_warps=_WARPS, required={90: ("wgmma",), 100: ("mma.sync",)},
             record_bytes=(528, 288), max_spill_bytes=spills, architectures=(arch,),
         )
-        for arch, heads, spills in ((90, _HEADS, 400), (100, _SM100_HEADS, 48))
+        for arch, heads, spills in ((90, _HEADS, 448), (100, _SM100_HEADS, 48))
         for split in (False, True)
     ),
     CompileCase(
