@@ -85,12 +85,11 @@ def compare(kind: Comparison, value: Tensor, truth: Tensor, context: Context) ->
     if wrong is not None:
         return wrong
     finite = torch.isfinite(truth)
-    x, ref = value.double(), truth.double()
+    x, ref = value.double().where(finite, 0.0), truth.double().where(finite, 0.0)
     if isinstance(kind, Codes) and context.cache is not None:
         return _codes(kind, x, ref, context.cache)
     if isinstance(kind, Product):
         return _product(kind, x, ref, share=_FP32_SHARE if value.dtype is torch.float32 else 1.0)
-    x, ref = x.where(finite, 0.0), ref.where(finite, 0.0)
     if isinstance(kind, Close):
         return _close(kind, x, ref)
     return _ulp(kind if isinstance(kind, Ulp) else Ulp(), x, ref, dtype=value.dtype)

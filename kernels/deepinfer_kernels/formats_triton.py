@@ -84,8 +84,10 @@ def a8_scale(groups):
 
 @triton.jit
 def e4m3_code(x):
-    """e4m3 of fp32 x, saturating, as float8e4nv."""
-    return tl.minimum(tl.maximum(x, -E4M3_MAX), E4M3_MAX).to(tl.float8e4nv)
+    """e4m3 of fp32 x, saturating, as float8e4nv; NaN stays NaN."""
+    # By default the device's minimum and maximum drop NaN, and the interpreter's do not.
+    lower = tl.maximum(x, -E4M3_MAX, propagate_nan=tl.PropagateNan.ALL)
+    return tl.minimum(lower, E4M3_MAX, propagate_nan=tl.PropagateNan.ALL).to(tl.float8e4nv)
 
 
 @triton.jit

@@ -117,7 +117,7 @@ MUTATIONS = {
         "moe_gate:normative,control",
     ),
     "up is clamped on one side": _of(
-        "moe", "swiglu", "tl.minimum(tl.maximum(up, -limit), limit)", "tl.minimum(up, limit)",
+        "moe", "swiglu", "tl.maximum(up, -limit, propagate_nan=tl.PropagateNan.ALL)", "up",
         "swiglu:normative,clamped",
     ),
     "invalid rows are dispatched": _of(

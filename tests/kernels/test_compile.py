@@ -83,7 +83,7 @@ def test_a_kernel_whose_record_loads_are_not_seen_is_at_fault() -> None:
     assert "their alignment is not known" in misaligned_loads("ret;", (68,))[0]
 
 
-_WITHOUT_ALIGNMENT = """
+_WRONG_ALIGNMENT = """
 import sys
 from pathlib import Path
 
@@ -93,7 +93,7 @@ folder = Path(sys.argv[1])
 source = (Path(deepinfer_kernels.kv.__path__[0]) / "records_triton.py").read_text()
 stated = "tl.multiple_of(row * BYTES, ALIGNED)"
 assert stated in source
-(folder / "records_triton.py").write_text(source.replace(stated, "row * BYTES"))
+(folder / "records_triton.py").write_text(source.replace(stated, "tl.multiple_of(row * BYTES, 16)"))
 deepinfer_kernels.kv.__path__.insert(0, str(folder))
 from deepinfer_kernels.compile import compile_case
 from deepinfer_kernels.indexer import scores_triton
@@ -103,10 +103,10 @@ for arch in (90, 100):
 """
 
 
-def test_index_keys_would_be_read_misaligned_without_the_stated_alignment(tmp_path: Path) -> None:
+def test_index_keys_read_16_bytes_at_a_time_are_found(tmp_path: Path) -> None:
     """The fault of the first GPU run, planted: the compiler believes 68-byte records aligned."""
     done = subprocess.run(
-        [sys.executable, "-c", _WITHOUT_ALIGNMENT, str(tmp_path)],
+        [sys.executable, "-c", _WRONG_ALIGNMENT, str(tmp_path)],
         capture_output=True,
         text=True,
         check=False,

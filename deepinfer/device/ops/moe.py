@@ -109,6 +109,6 @@ def swiglu(gate_up: Tensor, swiglu_limit: float) -> Tensor:
         swiglu_limit: clamp.
 
     Returns:
-        [T, I] activation dtype, fp32 arithmetic, one cast.
+        [T, I] activation dtype, fp32 arithmetic, one cast; clamping keeps NaN.
     """
     raise NotImplementedError

@@ -42,7 +42,8 @@ def linear(x: Tensor, weight: LinearWeight) -> Tensor:
         quantised to e4m3 in groups of 32 (amax floor 1e-4), fp32 accumulation, one cast; an
         unquantised weight meets x as it is. In exact numerics everything is fp32.
 
-    Contract: rows are independent; zero rows allowed; padding rows may hold NaN.
+    Contract: rows are independent; zero rows allowed; padding rows may hold NaN, and a row that
+        holds one gives NaN.
     Source: quantised linear of the V4.1 backbone.
     """
     raise NotImplementedError

@@ -46,6 +46,13 @@ def with_outlier(x: Tensor) -> Tensor:
     return scaled
 
 
+def with_one_nan(x: Tensor) -> Tensor:
+    """x with a NaN in its second row: a row that went wrong must not come out as numbers."""
+    x = x.clone()
+    x[1, x.shape[1] // 2] = float("nan")
+    return x
+
+
 def with_nan_row(x: Tensor) -> Tensor:
     """x with NaN in its last row, as padding may hold."""
     padded = x.clone()

@@ -271,6 +271,7 @@ declare(
         "at-the-limit": _swiglu(edit=lambda x: torch.where(x > 0, 10.0, -10.0).to(x.dtype)),
         "far-beyond": _swiglu(edit=lambda x: x * 200.0),
         "zeros": _swiglu(edit=torch.zeros_like),
+        "one-nan": _swiglu(edit=draws.with_one_nan),
         "strided": _swiglu(edit=draws.strided),
     },
 )

@@ -107,6 +107,7 @@ declare(
         "strided": _linear(edit=draws.strided),
         "outlier-channel": _linear(edit=draws.with_outlier),
         "zero-group": _linear(edit=_zero_group),
+        "one-nan": _linear(edit=draws.with_one_nan),
         "below-amax-floor": _linear(edit=_below_floor),
         "large-values": _linear(edit=lambda x: x * 2.0**40),
     },

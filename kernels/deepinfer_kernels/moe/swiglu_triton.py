@@ -25,8 +25,9 @@ def _activate(
     at = row[:, None] * 2 * inner + column
     gate = tl.load(gate_up_ptr + at, mask=inside, other=0.0).to(tl.float32)
     up = tl.load(gate_up_ptr + at + inner, mask=inside, other=0.0).to(tl.float32)
-    gate = tl.minimum(gate, limit)
-    up = tl.minimum(tl.maximum(up, -limit), limit)
+    gate = tl.minimum(gate, limit, propagate_nan=tl.PropagateNan.ALL)
+    up = tl.maximum(up, -limit, propagate_nan=tl.PropagateNan.ALL)
+    up = tl.minimum(up, limit, propagate_nan=tl.PropagateNan.ALL)
     value = gate / (1.0 + tl.exp(-gate)) * up * weights[:, None]
     out = out_ptr + row[:, None] * inner + column
     tl.store(out, value.to(out_ptr.dtype.element_ty), mask=inside)
