@@ -28,9 +28,11 @@ class _Bar(EvaluationProgress):
     def __init__(self, progress: Progress) -> None:
         self._progress = progress
         self._task = progress.add_task("loading", total=None)
+        self._total = 0
 
     def begin(self, jobs: Sequence[Job]) -> None:
-        self._progress.update(self._task, total=_expected_tokens(jobs))
+        self._total += _expected_tokens(jobs)
+        self._progress.update(self._task, total=self._total)
 
     def advance(self, job: Job, num_tokens: int) -> None:
         self._progress.update(self._task, description=_label(job), advance=num_tokens)
@@ -44,7 +46,7 @@ class _Lines(EvaluationProgress):
         self._last_s = time.monotonic()
 
     def begin(self, jobs: Sequence[Job]) -> None:
-        self._total = _expected_tokens(jobs)
+        self._total += _expected_tokens(jobs)
         _log.info("%d jobs, about %d tokens", len(jobs), self._total)
 
     def advance(self, job: Job, num_tokens: int) -> None:

@@ -34,7 +34,7 @@ class EvaluationProgress:
     """Somebody who is told how far an evaluation is; this one says nothing."""
 
     def begin(self, jobs: Sequence[Job]) -> None:
-        """All jobs are known; called once."""
+        """All jobs of a run are known; called again where they run once more."""
 
     def advance(self, job: Job, num_tokens: int) -> None:
         """One request of a job has ended; `num_tokens` were read and generated for it."""

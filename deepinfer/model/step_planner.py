@@ -7,6 +7,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from deepinfer.device.errors import ContractError
 from deepinfer.device.ops.state import CompressPlan, RowLayout
 from deepinfer.model.caches import CacheGeometry
 from deepinfer.model.model_ops import ModelOps
@@ -77,6 +78,11 @@ class StepPlanner:
         geometry: CacheGeometry,
     ) -> CutPlan:
         batch = entering.batch
+        if cut.num_rows == 0 and batch.logits_rows.shape[0]:
+            raise ContractError(
+                f"the logits of {batch.logits_rows.shape[0]} rows are wanted and no row goes on "
+                f"from layer {cut.layer}; let every row go on whose logits are wanted"
+            )
         stops = batch.context_lens + batch.query_lens
         context_lens = torch.maximum(batch.context_lens, replay.starts_after(number))
         query_lens = (stops - context_lens).clamp_min(0)

@@ -28,6 +28,7 @@ from deepinfer.model.caches import CacheGeometry
 from deepinfer.model.draft_batch import DraftBatch, Drafts
 from deepinfer.model.drafter import Drafter
 from deepinfer.model.loading import LoadedModel, load_model
+from deepinfer.model.replay import ALL_ROWS, PrefillRows, batch_replay, exact_rows
 from deepinfer.model.step_batch import StepBatch
 from deepinfer.model.trace_run import trace_tokens
 from deepinfer.model.weights.reader import CheckpointReader
@@ -186,9 +187,16 @@ class Company:
         self.done: list[list[int]] = [[] for _ in range(num_requests)]
 
     def run(
-        self, kind: StepKind, parts: Sequence[list[int]], accepted: Sequence[int] | None = None
+        self,
+        kind: StepKind,
+        parts: Sequence[list[int]],
+        accepted: Sequence[int] | None = None,
+        rows: PrefillRows = ALL_ROWS,
     ) -> None:
-        """A target step on `parts`; its first `accepted` rows (default all) become final."""
+        """A target step on `parts`; its first `accepted` rows (default all) become final.
+
+        `rows` are those that each layer runs of every request.
+        """
         device = self.model.backend.runtime.device
         backbone, drafter = self.model.loaded.backbone, self.model.drafter
         width = self.model.loaded.config.engram_max_ngram_size - 1
@@ -203,9 +211,12 @@ class Company:
             seq_slots=self.slots.to(device),
             block_table=self.block_table.to(device),
             history=torch.tensor(history, device=device),
-            logits_rows=torch.arange(sum(lens), device=device),
+            logits_rows=torch.zeros(0, dtype=torch.int64, device=device),
             max_query_len=max(lens),
             max_key_len=max(n + len(ids) for n, ids in zip(lens, self.done, strict=True)),
+            replay=batch_replay(
+                [rows] * len(parts) + [ALL_ROWS], [*map(len, self.done), 0], [*lens, 0]
+            ),
         )
 
         def work() -> None:
@@ -288,6 +299,25 @@ def test_company_changes_no_bit_of_a_draft(model: Model) -> None:
             alone.run(StepKind.DECODE, [[token]])
         for name, value in alone.draft([draft.anchor])._asdict().items():
             assert torch.equal(value[0], getattr(drafts, name)[row]), (draft.name, name)
+
+
+def test_rows_dropped_before_the_drafters_window_change_no_bit_of_a_draft(model: Model) -> None:
+    config, draft = model.loaded.config, model.drafts[-1]
+    length, window = len(draft.context), config.sliding_window
+    source = config.last_kv_source
+    assert source is not None
+    schedule = exact_rows(config, length, 0, num_final_rows=window)
+    rows = PrefillRows(cuts=tuple(cut for cut in schedule.cuts if cut.layer >= source))
+    assert rows.limits(config.num_hidden_layers)[0] == length - window
+    found = []
+    for kept in (ALL_ROWS, rows):
+        company = Company(model, 1, length + 8)
+        # The first chunk ends before any row goes on to the last layer.
+        for part in (draft.context[:20], draft.context[20:-5], draft.context[-5:]):
+            company.run(StepKind.PREFILL, [part], rows=kept)
+        found.append(company.draft([draft.anchor]))
+    for name, value in found[0]._asdict().items():
+        assert torch.equal(value, getattr(found[1], name)), name
 
 
 def _following(model: Model, draft: Draft) -> list[int]:

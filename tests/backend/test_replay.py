@@ -15,17 +15,21 @@ from torch import Tensor
 
 from deepinfer.device.backend import Backend
 from deepinfer.device.backend_config import BackendConfig
+from deepinfer.device.errors import ContractError
 from deepinfer.device.numerics import Numerics
 from deepinfer.device.registry import load_backend
+from deepinfer.device.runtime import StepKind
 from deepinfer.model.loading import LoadedModel, load_model
 from deepinfer.model.replay import (
     PrefillRows,
+    batch_replay,
     bounded_rows,
     cold_rows,
     decoder_start,
     exact_rows,
     lossless_keep_tokens,
 )
+from deepinfer.model.step_batch import StepBatch
 from tests.backend.replay_bench import Asked, ReplayBench
 
 GOLDEN = Path(__file__).parents[1] / "data" / "golden"
@@ -291,3 +295,23 @@ def test_a_replayed_row_sees_no_row_before_the_floor(golden: Fixture) -> None:
     above = bench.window(rebuilt, 1, hit - window, hit)
     same = (above == bench.window(cold, 1, hit - window, hit)).all(-1)
     assert same.tolist() == [False] * (window - 1) + [True]
+
+
+def test_logits_of_rows_that_end_early_are_refused(golden: Fixture) -> None:
+    loaded, zeros = golden.loaded, torch.zeros(1, dtype=torch.int64)
+    batch = StepBatch(
+        kind=StepKind.PREFILL,
+        input_ids=torch.zeros(9, dtype=torch.int64),
+        query_lens=torch.tensor([9]),
+        context_lens=zeros,
+        seq_slots=zeros,
+        block_table=torch.tensor([[0, 1]]),
+        history=torch.full((1, loaded.config.history_len), -1),
+        logits_rows=torch.tensor([8]),
+        max_query_len=9,
+        max_key_len=9,
+        replay=batch_replay([golden.cold(40, golden.window)], [0], [9]),
+    )
+    geometry = golden.bench().caches.geometry
+    with pytest.raises(ContractError, match="logits of 1 rows are wanted and no row goes on"):
+        loaded.backbone.plan(batch, geometry)
