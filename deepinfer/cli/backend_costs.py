@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import logging
-import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
@@ -16,8 +14,9 @@ from deepinfer.cli.console import stderr_console
 from deepinfer.device.backend_config import BackendConfig
 from deepinfer.device.registry import load_backend
 from deepinfer.engine.kv_sizing import longest_sequence
-from deepinfer.engine.round_costs import round_costs
+from deepinfer.engine.round_costs import logged_progress, round_costs
 from deepinfer.engine.step_timer import ModelStepTimer
+from deepinfer.engine.worker import num_drafts
 from deepinfer.model.loading import load_model
 
 if TYPE_CHECKING:
@@ -26,9 +25,6 @@ if TYPE_CHECKING:
     from deepinfer.config import EngineConfig
     from deepinfer.speculation import cost_measurement
     from deepinfer.speculation.cost_tables import CostTables
-
-_log = logging.getLogger(__name__)
-_SECONDS_BETWEEN_LINES = 5.0
 
 
 def measure(config: EngineConfig) -> CostTables:
@@ -53,7 +49,7 @@ def measure(config: EngineConfig) -> CostTables:
             with_drafter=True,
         )
         assert loaded.drafter is not None  # it was asked for
-        max_drafts = config.speculation.max_drafts or loaded.drafter.max_drafts
+        max_drafts = num_drafts(config, loaded.config)
         timer = ModelStepTimer(
             backend,
             loaded.backbone,
@@ -73,15 +69,7 @@ def shown_progress() -> Iterator[cost_measurement.Progress]:
     """A bar on a terminal, a line every now and then elsewhere."""
     console = stderr_console()
     if not console.is_terminal:
-        last_s = time.monotonic()
-
-        def line(what: str, done: int, total: int) -> None:
-            nonlocal last_s
-            if time.monotonic() - last_s >= _SECONDS_BETWEEN_LINES:
-                last_s = time.monotonic()
-                _log.info("costs: %d of %d passes timed, next %s", done, total, what)
-
-        yield line
+        yield logged_progress()
         return
     columns = (TextColumn("costs: {task.description}"), BarColumn(), MofNCompleteColumn())
     with Progress(*columns, console=console, transient=True) as bar:

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from deepinfer.config.origins import origin_clause
-from deepinfer.config.speculation import SpeculationMode
 from deepinfer.config.spelling import spell
 from deepinfer.device.errors import ConfigError
 
@@ -28,14 +27,7 @@ class Limit:
     missing_feature: str
 
 
-LIMITS = (
-    Limit(
-        "speculation.mode",
-        (SpeculationMode.OFF, SpeculationMode.FIXED),
-        "choosing the number of drafts by their confidence",
-    ),
-    Limit("deploy", ("single",), "running on several ranks"),
-)
+LIMITS = (Limit("deploy", ("single",), "running on several ranks"),)
 
 
 def check_available(config: BaseModel, origins: Origins) -> None:

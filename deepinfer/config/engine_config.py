@@ -24,7 +24,7 @@ from deepinfer.config.origins import Origins
 from deepinfer.config.replay import ReplaySection
 from deepinfer.config.scheduler import SchedulerSection
 from deepinfer.config.section import Section
-from deepinfer.config.speculation import SpeculationSection
+from deepinfer.config.speculation import SpeculationMode, SpeculationSection
 from deepinfer.device.errors import ConfigError, RequestError
 from deepinfer.device.numerics import Determinism, Numerics
 
@@ -86,6 +86,17 @@ class EngineConfig(Section):
             except RequestError as error:
                 raise ValueError(str(error)) from error
         return value
+
+    @model_validator(mode="after")
+    def _check_reproducible(self) -> Self:
+        dynamic = self.speculation.mode is SpeculationMode.DYNAMIC
+        if dynamic and self.determinism is Determinism.DETERMINISTIC:
+            raise ValueError(
+                "determinism deterministic excludes speculation.mode dynamic: how many drafts a "
+                "step verifies follows from measured times and from other requests, and from it "
+                "which random number draws a token; set speculation.mode to fixed or off"
+            )
+        return self
 
     @model_validator(mode="wrap")
     @classmethod

@@ -1,18 +1,28 @@
 """Budgets of decode steps from what is committed, and what came of them.
 
-choose(N)      before step N is launched: survivals of rounds that step N does not decide about
-committed(N)   when step N is committed: its metrics; survivals of the drafts after it
+budgeted(N)    before step N is built: survivals of rounds that step N does not decide about
+collected(N)   before step N is committed: its metrics; survivals of the drafts after it
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
+from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
 
+from deepinfer.config import EngineConfig
+from deepinfer.config.speculation import SpeculationMode
+from deepinfer.device.backend import Backend
 from deepinfer.device.runtime import StepKind
+from deepinfer.engine.kv_sizing import longest_sequence
+from deepinfer.engine.round_costs import logged_progress, round_costs
 from deepinfer.engine.step_state import SchedulerOutputs, SequenceMetadata
+from deepinfer.engine.step_timer import ModelStepTimer
+from deepinfer.engine.worker import num_drafts
+from deepinfer.model.backbone import Backbone
+from deepinfer.model.drafter import Drafter
 from deepinfer.speculation.budget import Survival
 from deepinfer.speculation.metrics import SpeculationMetrics
 from deepinfer.speculation.planner import PlanMode, Scheduling, VerifyPlanner
@@ -47,18 +57,61 @@ class DraftBudgets:
         """
         self._planner, self._domain_of = planner, domain_of
         self._history = SurvivalHistory(max_num_seqs, max_drafts)
-        self._planned_steps: set[int] = set()
         self.metrics = SpeculationMetrics(max_drafts)
 
-    def choose(self, scheduled: SchedulerOutputs) -> int | None:
-        """Drafts of a decode step for the device to deal out; None: all that there are.
+    @classmethod
+    def for_engine(
+        cls,
+        config: EngineConfig,
+        backend: Backend,
+        backbone: Backbone,
+        drafter: Drafter,
+        domain_of: DomainOf | None = None,
+    ) -> DraftBudgets:
+        """Budgets as the configuration wants them; dynamic ones need cost tables.
+
+        Args:
+            config: with speculation.
+            backend: where the model is.
+            backbone: with taps.
+            drafter: beside it.
+            domain_of: None: metrics know no domains.
+        Raises:
+            ConfigError: the cost tables in the configured file are for something else.
+        """
+        max_num_seqs = config.scheduler.max_num_seqs
+        max_drafts = num_drafts(config, backbone.config)
+        planner = None
+        if config.speculation.mode is SpeculationMode.DYNAMIC:
+            timer = ModelStepTimer(
+                backend,
+                backbone,
+                drafter,
+                max_num_seqs=max_num_seqs,
+                max_drafts=max_drafts,
+                max_model_len=longest_sequence(config, backbone.config),
+            )
+            costs = round_costs(
+                config, backend, timer, max_drafts=max_drafts, progress=logged_progress()
+            )
+            lags = config.scheduler.async_depth > 0
+            planner = VerifyPlanner(
+                costs,
+                max_drafts=max_drafts,
+                max_num_seqs=max_num_seqs,
+                scheduling=Scheduling.ASYNCHRONOUS if lags else Scheduling.SYNCHRONOUS,
+            )
+        return cls(planner, max_num_seqs=max_num_seqs, max_drafts=max_drafts, domain_of=domain_of)
+
+    def budgeted(self, scheduled: SchedulerOutputs) -> SchedulerOutputs:
+        """The step with the drafts that the device is to deal out, if the planner chose them.
 
         Args:
             scheduled: the step, already counted among its sequences' samples in flight.
         """
         sequences, planner = scheduled.sequences, self._planner
         if planner is None or scheduled.kind is not StepKind.DECODE:
-            return None
+            return scheduled
         slots = [metadata.slot for metadata in sequences]
         owners = [_owner(metadata) for metadata in sequences]
         if planner.scheduling is Scheduling.SYNCHRONOUS:
@@ -71,18 +124,17 @@ class DraftBudgets:
         survival[np.arange(survival.shape[1]) >= bounds[:, None]] = 0.0
         budget = planner.plan(len(sequences), survival)
         if budget.mode is PlanMode.FIXED:
-            return None
-        self._planned_steps.add(scheduled.step)
-        return budget.num_drafts
+            return scheduled
+        return replace(scheduled, draft_budget=budget.num_drafts)
 
-    def committed(
+    def collected(
         self,
         scheduled: SchedulerOutputs,
         num_verified: npt.NDArray[np.int64],
         num_accepted: npt.NDArray[np.int64],
         survival: Survival,
     ) -> None:
-        """Count a collected step and keep what it says about the next drafts.
+        """Count a step that is about to be committed; keep what it says about the next drafts.
 
         Args:
             scheduled: the step.
@@ -96,8 +148,6 @@ class DraftBudgets:
         current = [sampling[row] for row in rows]
         slots = [metadata.slot for metadata in current]
         owners = [_owner(metadata) for metadata in current]
-        is_planned = scheduled.step in self._planned_steps
-        self._planned_steps.discard(scheduled.step)
         if scheduled.kind is StepKind.DECODE:
             self.metrics.add_step(
                 [metadata.query_len - 1 for metadata in current],
@@ -105,7 +155,7 @@ class DraftBudgets:
                 num_accepted[rows].tolist(),
                 survival=self._history.newest(slots, owners, unknown=float("nan")),
                 domains=self._domains(current),
-                is_planned=is_planned,
+                is_planned=scheduled.draft_budget is not None,
             )
         self._history.put(slots, owners, survival[rows])
 

@@ -25,6 +25,7 @@ from deepinfer.device.numerics import Determinism
 from deepinfer.device.registry import load_backend
 from deepinfer.engine.cache_identity import cache_identity
 from deepinfer.engine.commit import StopRules
+from deepinfer.engine.draft_budgets import DomainOf, DraftBudgets
 from deepinfer.engine.kv_sizing import longest_sequence
 from deepinfer.engine.output_text import OutputText
 from deepinfer.engine.outputs import CompletionOutput, FinishReason, RequestOutput
@@ -44,6 +45,7 @@ from deepinfer.model.config import V41Config
 from deepinfer.model.drafter import Drafter
 from deepinfer.model.loading import load_model
 from deepinfer.speculation.calibration import CALIBRATION_FILE, load_temperatures
+from deepinfer.speculation.metrics import SpeculationMetrics
 from deepinfer.text.tokenizer import TextTokenizer
 
 _log = logging.getLogger(__name__)
@@ -102,6 +104,7 @@ class LLMEngine:
         *,
         marks: tuple[str, ...] = (),
         timeline: Timeline | None = None,
+        budgets: DraftBudgets | None = None,
     ) -> None:
         """Put the parts together; `from_config` makes them.
 
@@ -112,6 +115,7 @@ class LLMEngine:
             tokenizer: of the checkpoint.
             marks: attached to every result, for example `random_weights`.
             timeline: is told what host and device do; None records nothing.
+            budgets: plans and counts drafts; None without speculation.
         """
         self.config, self.tokenizer, self.model_config = config, tokenizer, model_config
         self.max_model_len = longest_sequence(config, model_config)
@@ -144,7 +148,9 @@ class LLMEngine:
             ),
             self._timeline,
             async_depth=scheduler.async_depth,
+            budgets=budgets,
         )
+        self._budgets = budgets
         self._requests: dict[str, Request] = {}
         self._arrivals = itertools.count()
         self._num_non_finite = 0
@@ -172,6 +178,7 @@ class LLMEngine:
         backend: Backend | None = None,
         timeline_file: Path | None = None,
         timed: bool = False,
+        domain_of: DomainOf | None = None,
     ) -> LLMEngine:
         """Load backend, checkpoint and tokenizer.
 
@@ -180,6 +187,7 @@ class LLMEngine:
             backend: made by the caller, closed by the engine; None loads the one it names.
             timeline_file: trace of host and device to write.
             timed: add up the times of host and device also without a file.
+            domain_of: domain of a request by its id, for the metrics of speculation.
         Raises:
             CapabilityError, CheckpointError, ConfigError: what cannot be had, and why.
         """
@@ -199,8 +207,12 @@ class LLMEngine:
                 with_drafter=config.speculation.is_on,
                 controls=config.measurement.controls,
             )
+            budgets = None
             if loaded.drafter is not None:
                 _calibrate(loaded.drafter, config)
+                budgets = DraftBudgets.for_engine(
+                    config, backend, loaded.backbone, loaded.drafter, domain_of
+                )
             tokenizer = TextTokenizer.from_directory(directory)
             worker = Worker.for_engine(
                 config, backend, loaded.backbone, loaded.config, drafter=loaded.drafter
@@ -216,6 +228,7 @@ class LLMEngine:
                 )
                 if timed or timeline_file
                 else None,
+                budgets=budgets,
             )
         except BaseException:
             backend.close()
@@ -230,6 +243,11 @@ class LLMEngine:
     def timeline(self) -> Timeline:
         """What host and device did so far, if it is recorded."""
         return self._timeline
+
+    @property
+    def speculation_metrics(self) -> SpeculationMetrics | None:
+        """What was drafted, verified and accepted so far; None without speculation."""
+        return None if self._budgets is None else self._budgets.metrics
 
     def add_request(
         self,

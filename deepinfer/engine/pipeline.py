@@ -39,6 +39,7 @@ from deepinfer.device.errors import DeviceMemoryError
 from deepinfer.device.runtime import StepKind
 from deepinfer.engine.batch_builder import build_step
 from deepinfer.engine.commit import StopRules, commit
+from deepinfer.engine.draft_budgets import DraftBudgets
 from deepinfer.engine.outputs import FinishReason
 from deepinfer.engine.remap import Remap, ResultRing
 from deepinfer.engine.sampling_batch import SamplingBatch
@@ -79,6 +80,7 @@ class StepPipeline:
         timeline: Timeline,
         *,
         async_depth: int,
+        budgets: DraftBudgets | None = None,
     ) -> None:
         """A pipeline with nothing in flight.
 
@@ -90,10 +92,12 @@ class StepPipeline:
             events: who hears of ends.
             timeline: is told what host and device do.
             async_depth: steps that stay uncollected at the end of a turn.
+            budgets: plans and counts drafts; None without speculation.
         """
         self._runner, self._scheduler = runner, scheduler
         self._model_config, self._rules, self._events = model_config, rules, events
         self._timeline, self._depth = timeline, async_depth
+        self._budgets = budgets
         self._sampling = SamplingBuilder(model_config.vocab_size, rules)
         self._ring = ResultRing(async_depth + 1, scheduler.slots.num_slots)
         self._inflight: deque[WorkerStepState] = deque()
@@ -109,6 +113,8 @@ class StepPipeline:
         num_preemptions = self._scheduler.num_preemptions
         with self._timeline.phase(Phase.SCHEDULE):
             scheduled, starved = self._scheduler.schedule()
+            if self._budgets is not None:
+                scheduled = self._budgets.budgeted(scheduled)
         if self._scheduler.num_preemptions > num_preemptions:
             self._timeline.mark(f"preempted {self._scheduler.num_preemptions - num_preemptions}")
         for sequence in starved:
@@ -199,6 +205,14 @@ class StepPipeline:
         self._timeline.collected(state)
         with self._timeline.phase(Phase.COMMIT, state.scheduled.step):
             self._scheduler.collected(state.scheduled.step)
+            if self._budgets is not None:
+                # Before commit, which ends sequences whose last round this was.
+                self._budgets.collected(
+                    state.scheduled,
+                    output.num_verified.numpy(),
+                    output.num_accepted.numpy(),
+                    output.survival.numpy(),
+                )
             windows = [(m, saved) for m, saved in state.saved_windows if m.is_current]
             committed = commit(state, output, self._rules, self._scheduler.publish)
             self.num_steps += 1

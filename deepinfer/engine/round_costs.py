@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import platform
+import time
 
 import torch
 
@@ -13,6 +15,9 @@ from deepinfer.engine.cache_identity import cache_identity
 from deepinfer.speculation.cost_file import Facts, load_costs, save_costs
 from deepinfer.speculation.cost_measurement import Progress, StepTimer, measure_costs
 from deepinfer.speculation.cost_tables import CostTables
+
+_log = logging.getLogger(__name__)
+_SECONDS_BETWEEN_LINES = 5.0
 
 
 def round_costs(
@@ -48,6 +53,19 @@ def round_costs(
     if path is not None:
         save_costs(path, costs, facts)
     return costs
+
+
+def logged_progress() -> Progress:
+    """A log line every few seconds while costs are measured."""
+    last_s = time.monotonic()
+
+    def line(what: str, done: int, total: int) -> None:
+        nonlocal last_s
+        if time.monotonic() - last_s >= _SECONDS_BETWEEN_LINES:
+            last_s = time.monotonic()
+            _log.info("costs: %d of %d passes timed, next %s", done, total, what)
+
+    return line
 
 
 def cost_facts(config: EngineConfig, backend: Backend, *, max_drafts: int) -> Facts:

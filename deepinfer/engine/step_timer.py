@@ -8,12 +8,13 @@ import torch
 from torch import Tensor
 
 from deepinfer.cache.block_pool import blocks_for
-from deepinfer.device.backend import Backend
+from deepinfer.device.backend import DECODE_GRAPHS, Backend
 from deepinfer.device.ops import spec
 from deepinfer.device.ops.sampling import SampleParams, SampleWork
 from deepinfer.device.runtime import StepKind, run_on
 from deepinfer.model.backbone import Backbone
 from deepinfer.model.caches import CacheGeometry
+from deepinfer.model.decode_graphs import DecodeGraphs, row_tier
 from deepinfer.model.draft_batch import DraftBatch
 from deepinfer.model.drafter import Drafter
 from deepinfer.model.step_batch import StepBatch
@@ -26,10 +27,11 @@ _CONTEXT_LEN = 512
 class ModelStepTimer:
     """Runs dummy steps of a model and its drafter in caches of its own, one after another.
 
-    Steps are launched as they are, not replayed as graphs, so there are no tiers.
-    """
+    Where the engine replays steps as graphs, so does it.
 
-    tiers: tuple[int, ...] = ()
+    Attributes:
+        tiers: row counts that steps are padded to; empty without graphs.
+    """
 
     def __init__(
         self,
@@ -52,6 +54,12 @@ class ModelStepTimer:
             max_model_len: longest sequence that the model was loaded for, in tokens.
         """
         self._runtime, self._backbone, self._drafter = backend.runtime, backbone, drafter
+        self._model: Backbone | DecodeGraphs = backbone
+        self.tiers: tuple[int, ...] = ()
+        if DECODE_GRAPHS in backend.features:
+            self._model = DecodeGraphs(backbone, backend, max_key_len=max_model_len)
+            rows = range(1, max_num_seqs * (1 + max_drafts) + 1)
+            self.tiers = tuple(sorted({row_tier(count) for count in rows}))
         self._verify_drafts = backend.ops[spec.verify_drafts]
         self._max_num_seqs, self._max_drafts = max_num_seqs, max_drafts
         self._context_len = max(0, min(_CONTEXT_LEN, max_model_len - 1 - max_drafts))
@@ -91,15 +99,17 @@ class ModelStepTimer:
         num_requests = min(num_rows, self._max_num_seqs)
         batch, draft_ids = self._verification(num_rows, num_requests)
         params = self._greedy(num_rows)
+        query_starts = torch.nn.functional.pad(batch.query_lens.cumsum(0), (1, 0))
 
         def work() -> None:
-            plan = self._backbone.plan(batch, self._geometry)
-            state = self._backbone.run(plan, self._caches)
-            logits = self._backbone.head(state, batch.logits_rows)
+            logits, state, plan = self._model.step(batch, self._caches)
             verified = self._verify_drafts(
-                logits, params, SampleWork.GREEDY, plan.rows.query_starts, draft_ids, None
+                logits, params, SampleWork.GREEDY, query_starts, draft_ids, None
             )
-            self._drafter.inject(state, plan, 1 + verified.num_accepted, self._caches)
+            # A graph's plan has the capacity of its tier.
+            final = plan.batch.query_lens.new_zeros(plan.batch.query_lens.shape[0])
+            final[:num_requests] = 1 + verified.num_accepted
+            self._drafter.inject(state, plan, final, self._caches)
 
         return self._timed(work)
 
@@ -120,8 +130,9 @@ class ModelStepTimer:
             block_table=blocks.repeat(num_requests, 1),
             history=history.view(num_requests, -1),
             logits_rows=torch.arange(num_rows, device=device),
-            max_query_len=max(lens),
-            max_key_len=self._context_len + max(lens),
+            # The bounds of the engine's steps, whatever the device admits.
+            max_query_len=1 + self._max_drafts,
+            max_key_len=self._context_len + 1 + self._max_drafts,
         )
         return batch, self._tokens(num_requests * self._max_drafts).view(num_requests, -1)
 

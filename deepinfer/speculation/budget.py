@@ -116,7 +116,9 @@ def foreseen_stop_budget(tokens: Times, times_us: Times, foreseen: Times) -> Bud
     next_value = np.append(np.diff(tokens), 0.0)[ends]
     next_foreseen = np.append(np.diff(foreseen), 0.0)[ends]
     scale = np.clip(next_value / np.maximum(next_foreseen, SURVIVAL_FLOOR), 0.0, _MAX_SCALE)
-    gained = (foreseen[ends][None, :] - foreseen[ends][:, None]) * scale[:, None]
+    # The next draft's own value is known, those behind it are foreseen.
+    behind = foreseen[ends][None, :] - foreseen[np.minimum(ends + 1, len(foreseen) - 1)][:, None]
+    gained = next_value[:, None] + behind * scale[:, None]
     most = next_value[:, None] * (ends[None, :] - ends[:, None])
     then = (tokens[ends][:, None] + np.minimum(gained, most)) / times_us[ends][None, :]
     later = ends[None, :] > ends[:, None]

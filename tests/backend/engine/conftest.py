@@ -9,13 +9,17 @@ import pytest
 import torch
 
 from deepinfer.config import EngineConfig, override
+from deepinfer.config.speculation import SpeculationMode
 from deepinfer.device.hookspecs import BackendConfig
 from deepinfer.device.overlay import checked
+from deepinfer.engine.draft_budgets import DraftBudgets
 from deepinfer.engine.llm_engine import LLMEngine
 from deepinfer.engine.outputs import RequestOutput
 from deepinfer.engine.sampling_params import SamplingParams
 from deepinfer.engine.worker import Worker
 from deepinfer.model.config import V41Config
+from deepinfer.speculation.cost_tables import CostTables
+from deepinfer.speculation.planner import Scheduling, VerifyPlanner
 from deepinfer.text.tokenizer import TextTokenizer
 from deepinfer_reference.backend import ReferenceBackend
 from deepinfer_reference.runtime import ReferenceRuntime, RuntimeMode
@@ -82,6 +86,7 @@ def scripted_engine(
     runtime_seed: int | None = None,
     propose: Script | None = None,
     confidence: Callable[[int], float] = lambda position: 0.9,
+    costs: CostTables | None = None,
 ) -> LLMEngine:
     """An engine whose model follows a script, on the reference backend.
 
@@ -93,6 +98,7 @@ def scripted_engine(
         propose: next draft from the tokens so far; None: the target's own script. Counts if the
             configuration speculates.
         confidence: of the draft at a position.
+        costs: what the planner of `speculation.mode=dynamic` reckons with; it never rests.
     """
     config = engine_config(overrides)
     directory = config.checkpoint.directory
@@ -109,7 +115,27 @@ def scripted_engine(
     if config.speculation.is_on:
         drafter = ScriptedDrafter(model, propose or script, confidence=confidence)
     worker = Worker.for_engine(config, checked(backend), model, model_config, drafter=drafter)
-    return LLMEngine(config, worker, model_config, TextTokenizer.from_directory(directory))
+    tokenizer = TextTokenizer.from_directory(directory)
+    budgets = _budgets(config, worker.max_drafts, costs) if config.speculation.is_on else None
+    return LLMEngine(config, worker, model_config, tokenizer, budgets=budgets)
+
+
+def _budgets(config: EngineConfig, max_drafts: int, costs: CostTables | None) -> DraftBudgets:
+    max_num_seqs = config.scheduler.max_num_seqs
+    planner = None
+    if config.speculation.mode is SpeculationMode.DYNAMIC:
+        assert costs is not None, "dynamic speculation wants costs"
+        planner = VerifyPlanner(
+            costs,
+            max_drafts=max_drafts,
+            max_num_seqs=max_num_seqs,
+            scheduling=Scheduling.ASYNCHRONOUS
+            if config.scheduler.async_depth
+            else Scheduling.SYNCHRONOUS,
+            falls_back=False,
+            overhead_us=0.0,
+        )
+    return DraftBudgets(planner, max_num_seqs=max_num_seqs, max_drafts=max_drafts)
 
 
 @pytest.fixture

@@ -19,7 +19,6 @@ from deepinfer.device.errors import ConfigError
 @pytest.mark.parametrize(
     ("setting", "expected"),
     [
-        ("speculation.mode=dynamic", "off"),
         ("deploy=ep8", "single"),
         ("deploy=1p1d", "single"),
     ],
@@ -30,6 +29,13 @@ def test_known_feature_that_is_not_built_is_refused(setting: str, expected: str)
         ConfigError, match=rf"^{path} = .*not available in this version.*expected '?{expected}"
     ):
         load_config((), [setting])
+
+
+def test_deterministic_results_exclude_dynamic_speculation() -> None:
+    settings = ["determinism=deterministic", "speculation.mode=dynamic"]
+    with pytest.raises(ConfigError, match=r"excludes speculation.mode dynamic.*measured times"):
+        load_config((), settings)
+    load_config((), ["determinism=deterministic", "speculation.mode=fixed"])
 
 
 def test_refusal_also_meets_configurations_made_in_python() -> None:

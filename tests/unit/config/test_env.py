@@ -9,6 +9,7 @@ import pytest
 from deepinfer.config import EngineConfig, load_config
 from deepinfer.config.env import VARIABLES, read_environment, read_log_level
 from deepinfer.config.fields import leaf_paths
+from deepinfer.config.speculation import SpeculationMode
 from deepinfer.device.errors import ConfigError
 
 
@@ -37,9 +38,16 @@ def test_switch_that_is_off_sets_nothing() -> None:
     assert read_environment({"DEEPINFER_ENABLE_MTP_VARLEN": "0"}) == {}
 
 
-def test_variable_for_a_feature_not_built_is_refused_by_the_configuration() -> None:
-    with pytest.raises(ConfigError, match=r"mode .*DEEPINFER_ENABLE_MTP_VARLEN.*not available"):
-        load_config(env={"DEEPINFER_ENABLE_MTP_VARLEN": "1"})
+def test_variables_of_speculation_reach_the_configuration() -> None:
+    env = {"DEEPINFER_ENABLE_MTP_VARLEN": "1", "DEEPINFER_USE_NEXTN_DECODE": "3"}
+    speculation = load_config(env=env).speculation
+    assert speculation.mode is SpeculationMode.DYNAMIC
+    assert speculation.max_drafts == 3
+
+
+def test_more_drafts_than_there_can_be_are_refused_with_the_variable() -> None:
+    with pytest.raises(ConfigError, match=r"max_drafts.*DEEPINFER_USE_NEXTN_DECODE.*from 1 to 8"):
+        load_config(env={"DEEPINFER_USE_NEXTN_DECODE": "9"})
 
 
 def test_unknown_variable_names_the_nearest() -> None:

@@ -1,0 +1,209 @@
+"""Tokens per second without drafts, with a fixed number of them, and with planned verification.
+
+For each number of sequences one engine of each mode decodes the same prompts greedily: beginnings
+of held-out texts of several domains, and of tales. The engines take turns in blocks of the same
+time, so that a noisy machine hits all of them, and all of them must give the same tokens. Printed
+are tokens per second (median of the blocks), and per sequence and step the verified and accepted
+drafts. Costs are measured once for each number of sequences, before anything is timed.
+
+    python -m benchmarks.speculation --json FILE.json --svg FILE.svg
+    python -m benchmarks.speculation --backend cuda_sm100 --block-s 4
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from deepinfer.cli.chart_svg import Panel, draw
+from deepinfer.cli.report import write_json
+from deepinfer.cli.speculation_svg import draw_metrics
+from deepinfer.config import EngineConfig, override
+from deepinfer.engine.llm_engine import LLMEngine
+from deepinfer.engine.sampling_params import SamplingParams
+from deepinfer.evaluation.heldout import heldout_names, read_heldout
+from deepinfer.speculation.metrics import SpeculationMetrics
+
+MODES = ("off", "fixed", "dynamic")
+TALES = (
+    "Once upon a time there was a kind farmer named Clara.",
+    "Long ago, in a village, there lived a curious clock maker called Mira. One day",
+    "Once upon a time there was a little fox who lived near the river.",
+    "In a small town by the sea there lived an old baker named Thomas.",
+)
+PROMPT_TOKENS = 32
+ROOM_TOKENS = 2048
+
+
+@dataclass(slots=True)
+class Run:
+    """One engine of a mode: its blocks so far."""
+
+    engine: LLMEngine
+    rates: list[float] = field(default_factory=list)
+    answers: dict[str, list[int]] = field(default_factory=dict)
+
+    def block(self, block_s: float) -> None:
+        """Decode for some time; the steps in flight are finished inside it."""
+        before, begin = self.engine.stats().generated_tokens, time.perf_counter()
+        while time.perf_counter() - begin < block_s:
+            self.step()
+        self.engine.flush()
+        seconds = time.perf_counter() - begin
+        self.rates.append((self.engine.stats().generated_tokens - before) / seconds)
+
+    def step(self) -> None:
+        for output in self.engine.step():
+            self.answers[output.request_id] = output.outputs[0].token_ids
+
+    @property
+    def metrics(self) -> SpeculationMetrics | None:
+        return self.engine.speculation_metrics
+
+    def end(self) -> None:
+        """Abandon what is open and free the device."""
+        for request_id in self.answers:
+            self.engine.abort(request_id)
+        while self.engine.has_unfinished():
+            self.step()
+        self.engine.close()
+
+
+def prompts(engine: LLMEngine, count: int) -> Iterator[tuple[str, list[int]]]:
+    """Request ids that begin with a domain, and the first tokens of a text of it."""
+    domains = [*heldout_names(), "tales"]
+    for number in range(count):
+        domain, turn = domains[number % len(domains)], number // len(domains)
+        if domain == "tales":
+            text = TALES[turn % len(TALES)]
+        else:
+            # Whole lines from further and further into the text.
+            whole = read_heldout(domain)
+            text = whole[whole.index("\n", 700 * turn) + 1 :][:400]
+        yield f"{domain}-{number}", engine.tokenizer.encode(text)[:PROMPT_TOKENS]
+
+
+def begin(args: argparse.Namespace, mode: str, count: int, costs: Path) -> Run:
+    """An engine whose prompts are computed already."""
+    values: dict[str, Any] = {
+        "numerics": args.numerics,
+        "backend.name": args.backend,
+        "speculation.mode": mode,
+        "scheduler.async_depth": args.depth,
+        "scheduler.max_num_seqs": count,
+        "scheduler.max_num_tokens": max(512, 6 * count),
+        "max_model_len": ROOM_TOKENS,
+    }
+    if mode != "off":
+        values["speculation.max_drafts"] = args.drafts
+        values["speculation.cost_table"] = costs
+    engine = LLMEngine.from_config(
+        override(EngineConfig(), values), domain_of=lambda request_id: request_id.rpartition("-")[0]
+    )
+    params = SamplingParams(
+        max_tokens=ROOM_TOKENS - PROMPT_TOKENS, temperature=0.0, ignore_eos=True, detokenize=False
+    )
+    for request_id, prompt in prompts(engine, count):
+        engine.add_request(request_id, prompt, params)
+    run = Run(engine)
+    while engine.stats().generated_tokens < 3 * count:
+        run.step()
+    engine.flush()
+    return run
+
+
+def check_same(runs: dict[str, Run], count: int) -> None:
+    """Every mode's tokens, as far as both got.
+
+    Raises:
+        SystemExit: two modes differ.
+    """
+    first = runs[MODES[0]].answers
+    for mode, run in runs.items():
+        for name, tokens in run.answers.items():
+            shared = min(len(tokens), len(first[name]))
+            if tokens[:shared] != first[name][:shared]:
+                sys.exit(f"{count} sequences: {mode} gives other tokens than off for {name}")
+
+
+def measure(args: argparse.Namespace, count: int) -> tuple[dict[str, Any], SpeculationMetrics]:
+    """Figures of each mode for one number of sequences, and the metrics of dynamic."""
+    with tempfile.TemporaryDirectory() as folder:
+        print(f"  {count} sequences: costs and prompts", file=sys.stderr, flush=True)
+        costs = Path(folder) / "costs.json"
+        runs = {mode: begin(args, mode, count, costs) for mode in MODES}
+    for number in range(args.rounds):
+        print(f"\r  {count} sequences, round {number + 1}/{args.rounds}  ", end="",
+              file=sys.stderr, flush=True)  # fmt: skip
+        for run in runs.values():
+            run.block(args.block_s)
+    print(file=sys.stderr)
+    figures: dict[str, Any] = {}
+    for mode, run in runs.items():
+        figures[mode] = {"tokens_per_s": statistics.median(run.rates), "blocks": run.rates}
+        if run.metrics is not None:
+            figures[mode]["speculation"] = run.metrics.figures()
+        run.end()
+    check_same(runs, count)
+    metrics = runs["dynamic"].metrics
+    assert metrics is not None  # the mode drafts
+    return figures, metrics
+
+
+def main() -> None:
+    """Measure, print the table, draw."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--backend", default="reference")
+    parser.add_argument("--numerics", default="normative")
+    parser.add_argument("--sequences", type=int, nargs="+", default=[1, 8, 16, 60, 96])
+    parser.add_argument("--drafts", type=int, default=5)
+    parser.add_argument("--depth", type=int, default=1, help="scheduler.async_depth")
+    parser.add_argument("--rounds", type=int, default=5, help="blocks of each engine")
+    parser.add_argument("--block-s", type=float, default=6.0, help="seconds of a block")
+    parser.add_argument("--json", type=Path)
+    parser.add_argument("--svg", type=Path, help="picture of the rates")
+    parser.add_argument("--metrics-svg", type=Path, help="picture of the largest dynamic run")
+    args = parser.parse_args()
+    found: dict[str, dict[str, Any]] = {}
+    lines: dict[str, list[tuple[float, float]]] = {mode: [] for mode in MODES[1:]}
+    print(f"{'sequences':>10} {'mode':<9}{'tokens/s':>10}{'x off':>8}{'verified':>10}"
+          f"{'accepted':>10}{'planned':>9}")  # fmt: skip
+    for count in args.sequences:
+        figures, metrics = measure(args, count)
+        found[str(count)] = figures
+        for mode in MODES:
+            row = figures[mode]
+            ratio = row["tokens_per_s"] / figures["off"]["tokens_per_s"]
+            cells = f"{count:>10} {mode:<9}{row['tokens_per_s']:>10.1f}{ratio:>8.3f}"
+            if mode != "off":
+                lines[mode].append((count, ratio))
+                means = row["speculation"]["all"]["per_round"]
+                spans = row["speculation"]["budget"]
+                steps = sum(span["num_steps"] for span in spans)
+                planned = sum(span["num_planned"] for span in spans) / max(1, steps)
+                cells += f"{means['verified']:>10.2f}{means['accepted']:>10.2f}"
+                cells += f"{100 * planned:>8.0f}%"
+            print(cells, flush=True)
+    settings = {name: getattr(args, name) for name in
+                ("backend", "numerics", "drafts", "depth", "rounds", "block_s")}  # fmt: skip
+    caption = f"{args.backend}, {args.numerics}, {args.drafts} drafts, depth {args.depth}"
+    if args.json:
+        write_json(args.json, "speculation", {"runs": found, "settings": settings})
+    if args.svg:
+        panel = Panel("Tokens per second against no drafts", "sequences", lines, x_is_log=True,
+                      x_ticks=args.sequences)  # fmt: skip
+        args.svg.write_text(draw([panel], caption=caption), encoding="utf-8")
+    if args.metrics_svg:
+        picture = draw_metrics(metrics, caption=f"{caption}, {count} sequences")
+        args.metrics_svg.write_text(picture, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
