@@ -67,6 +67,7 @@ def run(args: argparse.Namespace) -> int:
     console.print(_layer_table(inventory.config))
     console.print(_tensor_table(inventory))
     console.print(_cache_table(inventory.config))
+    console.print(_group_table(inventory.config))
     _print_problems(console, inventory)
     if args.json is not None:
         write_json(
@@ -178,6 +179,40 @@ def _cache_table(config: V41Config) -> Table:
     for name, value in normative.items():
         table.add_row(name.replace("_", " "), f"{value:,}", f"{exact[name]:,}")
     return table
+
+
+def _group_table(config: V41Config) -> Table:
+    from deepinfer.model.cache_groups import cache_groups
+
+    table = _table(
+        "cache groups, normative", "group", "layers", "tokens a row", "bytes a token",
+        "bytes a request", "cacheable", "lifetime",
+    )  # fmt: skip
+    for group in cache_groups(config):
+        ratios = sorted({ratio for ratio in group.tokens_per_state if ratio}, reverse=True)
+        table.add_row(
+            group.name,
+            _ranges(group.layers) or "-",
+            " / ".join(map(str, ratios)) or "-",
+            f"{float(group.bytes_per_token):,g}" if group.bytes_per_token else "-",
+            f"{group.bytes_per_request:,}" if group.bytes_per_request else "-",
+            "yes" if group.is_cacheable else "no",
+            group.lifetime,
+        )
+    return table
+
+
+def _ranges(layers: tuple[int, ...]) -> str:
+    """Layer ids with runs of three and more drawn together: "0-39", "2, 8, 14, 20"."""
+    runs: list[list[int]] = []
+    for layer in layers:
+        if runs and layer == runs[-1][-1] + 1:
+            runs[-1].append(layer)
+        else:
+            runs.append([layer])
+    return ", ".join(
+        f"{run[0]}-{run[-1]}" if len(run) > 2 else ", ".join(map(str, run)) for run in runs
+    )
 
 
 def _print_problems(console: Console, inventory: Inventory) -> None:

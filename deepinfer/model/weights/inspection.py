@@ -9,6 +9,7 @@ from fractions import Fraction
 
 from deepinfer.device.numerics import Numerics
 from deepinfer.model.cache_bytes import cache_bytes
+from deepinfer.model.cache_groups import cache_groups
 from deepinfer.model.config import V41Config
 from deepinfer.model.weights.inventory import Inventory
 from deepinfer.model.weights.names import disk_tensors
@@ -74,6 +75,7 @@ def inspection_figures(inventory: Inventory) -> dict[str, object]:
             for (group, kind), total in totals.items()
         ],
         "caches": {mode.value: cache_rows(inventory.config, mode) for mode in Numerics},
+        "cache_groups": {mode.value: group_rows(inventory.config, mode) for mode in Numerics},
         "missing_files": dict(inventory.missing_files),
         "truncated_files": list(inventory.truncated_files),
         "misplaced": list(inventory.misplaced),
@@ -108,6 +110,19 @@ def cache_rows(config: V41Config, numerics: Numerics) -> Mapping[str, int | floa
         "per_request": sizes.per_request,
     }
     return {name: _plain(value) for name, value in values.items()}
+
+
+def group_rows(config: V41Config, numerics: Numerics) -> list[dict[str, object]]:
+    """Return the cache groups as plain values, bytes as numbers.
+
+    Args:
+        config: the model configuration.
+        numerics: which records the caches hold.
+    """
+    return [
+        {**asdict(group), "bytes_per_token": _plain(group.bytes_per_token)}
+        for group in cache_groups(config, numerics)
+    ]
 
 
 def _plain(value: int | Fraction) -> int | float:

@@ -54,6 +54,14 @@ def test_released_size_is_inspected_from_headers(flash_headers: Path, tmp_path: 
     assert figures["num_parameters"] == 763_205_315_794
     assert figures["num_files"] == NUM_SHARDS
     assert figures["caches"]["normative"]["per_token"] == 890
+    groups = {group["name"]: group for group in figures["cache_groups"]["normative"]}
+    assert sum(group["bytes_per_token"] for group in groups.values()) == 890
+    assert groups["window"]["bytes_per_request"] == 40 * 128 * 528
+    assert groups["compressor ring"]["layers"] == [2, 8, 14]
+    assert [name for name, group in groups.items() if group["is_cacheable"]] == [
+        "main compressed",
+        "index keys",
+    ]
     assert len(figures["layers"]) == 40
 
 
@@ -70,6 +78,7 @@ def test_complete_checkpoint_is_reported(capsys: pytest.CaptureFixture[str]) -> 
     assert "complete" in shown
     assert "reindex" in shown
     assert "engram tables" in shown
+    assert "cache groups" in shown
 
 
 def test_faulty_checkpoint_exits_with_one(
