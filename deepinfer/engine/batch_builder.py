@@ -97,8 +97,8 @@ def build_step(
         logits_rows=int64_tensor(logits_rows + [entry.row for entry in scored]),
         max_query_len=max(query_lens),
         max_key_len=max(
-            # The bounds of a sequence may lie beyond its end, its rows never do.
-            min(context_len + query_len, metadata.sequence.max_len)
+            # The bounds of a sequence may lie beyond its limit, its rows and blocks never do.
+            min(context_len + query_len, metadata.sequence.max_len - 1)
             for metadata, context_len, query_len in zip(
                 sequences, context_lens, query_lens, strict=True
             )

@@ -73,6 +73,12 @@ def test_a_prompt_goes_on_where_an_earlier_one_ended(
         {"scheduler.async_depth": 1, "backend.options": {"runtime": "adversarial"}},
         {"scheduler.async_depth": 2, "backend.options": {"runtime": "adversarial"}},
         {"checkpoint.path": None, "numerics": "normative", "cache.num_blocks": 40},
+        {"speculation.mode": "fixed", "speculation.max_drafts": 3},
+        {
+            "speculation.mode": "fixed",
+            "speculation.max_drafts": 5,
+            "backend.options": {"runtime": "adversarial"},
+        },
     ],
     ids=lambda variant: ",".join(str(value) for value in variant.values()),
 )

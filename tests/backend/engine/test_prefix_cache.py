@@ -76,6 +76,9 @@ def test_hits_at_every_boundary(
         {"scheduler.async_depth": 2},
         {"scheduler.async_depth": 2, "scheduler.prefill_chunk_tokens": 7} | ADVERSARIAL,
         {"checkpoint.path": None, "numerics": "normative"},
+        {"speculation.mode": "fixed", "speculation.max_drafts": 3, "scheduler.async_depth": 0},
+        {"speculation.mode": "fixed", "speculation.max_drafts": 5, "scheduler.async_depth": 1}
+        | ADVERSARIAL,
     ],
     ids=lambda variant: ",".join(str(value) for value in variant.values()),
 )

@@ -246,3 +246,15 @@ def test_requests_scored_in_one_step_keep_their_own_prompt_logprobs(
     for name, prompt in wanted.items():
         alone = ask(engine, {name: (prompt, params)})[name]
         assert together[name].prompt_logprobs == alone.prompt_logprobs
+
+
+@pytest.mark.parametrize("length", [61, 62, 63])
+def test_drafts_may_not_be_asked_about_beyond_the_last_block(
+    length: int, make_engine: MakeEngine, ask: Ask
+) -> None:
+    """The answer ends in a full block, and so would its drafts in one that nobody has."""
+    prompt, params = list(range(5, 5 + length)), SamplingParams(temperature=0.0, max_tokens=4)
+    small = {"cache.block_size": 4}
+    drafting = make_engine(**small | {"speculation.mode": "fixed", "speculation.max_drafts": 3})
+    expected = ask(make_engine(**small), {"r": (prompt, params)})["r"].outputs
+    assert ask(drafting, {"r": (prompt, params)})["r"].outputs == expected
