@@ -56,7 +56,8 @@ def six(prompts: Sequence[list[int]]) -> list[list[int]]:
 @pytest.mark.parametrize("fixture", ["tiny_a", "tiny_b"])
 @pytest.mark.parametrize("extra", [0, 4])
 @pytest.mark.parametrize(
-    ("chunk", "depth", "runtime"), [(64, 1, "inline"), (7, 2, "adversarial"), (5, 0, "thread")]
+    ("chunk", "depth", "runtime", "drafts"),
+    [(64, 1, "inline", 0), (7, 2, "adversarial", 3), (5, 0, "thread", 0)],
 )
 def test_greedy_tokens_equal_the_golden_ones(
     fixture: str,
@@ -64,6 +65,7 @@ def test_greedy_tokens_equal_the_golden_ones(
     chunk: int,
     depth: int,
     runtime: str,
+    drafts: int,
     make_engine: MakeEngine,
     ask: Ask,
 ) -> None:
@@ -78,6 +80,7 @@ def test_greedy_tokens_equal_the_golden_ones(
             "scheduler.async_depth": depth,
             "scheduler.prefill_chunk_tokens": chunk,
         }
+        | ({"speculation.mode": "fixed", "speculation.max_drafts": drafts} if drafts else {})
     )
     expected = {
         case["name"]: replay["greedy_ids"]
@@ -128,6 +131,31 @@ def test_preemption_changes_no_answer(
     found = _answers(ask, scarce, six)
     assert scarce.stats().num_preemptions > before
     assert found == _answers(ask, make_engine(**BOUNDED), six)
+
+
+@pytest.mark.parametrize(("chunk", "drafts"), [(64, 0), (7, 2)])
+def test_hits_with_exact_rebuild_change_no_answer_of_bounded_prompts(
+    chunk: int, drafts: int, make_engine: MakeEngine, ask: Ask, six: list[list[int]]
+) -> None:
+    """The encoder's windows are rebuilt exactly, the decoder starts where a cold prompt's does."""
+    speculation = {"speculation.mode": "fixed", "speculation.max_drafts": drafts} if drafts else {}
+    engine = make_engine(
+        **BOUNDED,
+        **speculation,
+        **{
+            "cache.prefix": True,
+            "cache.block_size": 4,
+            "replay.rebuild": "exact",
+            "scheduler.prefill_chunk_tokens": chunk,
+        },
+    )
+    expected = _answers(ask, make_engine(**BOUNDED), six)
+    assert _answers(ask, engine, six) == expected
+    before = engine.stats().replayed_tokens
+    longer = [[*prompt, answer[0][0]] for prompt, answer in zip(six, expected, strict=True)]
+    assert _answers(ask, engine, six) == expected
+    assert engine.stats().replayed_tokens > before
+    assert _answers(ask, engine, longer) == _answers(ask, make_engine(**BOUNDED), longer)
 
 
 def test_a_request_for_prompt_logprobs_keeps_every_row(
