@@ -17,6 +17,7 @@ _MORE = (
     "ops/indexer/index_select:*,bound=k",
     "ops/indexer/select_topk:normative,columns=40000",
     "ops/quant/linear:*,inner=544",
+    "ops/quant/linear:normative,n=520",
     "ops/sampling/sample_tokens:*,greedy",
 )
 

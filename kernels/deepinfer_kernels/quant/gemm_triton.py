@@ -4,7 +4,8 @@ The weight is the left operand: out^T [N, M] = W [N, K] @ x^T [K, M]. Its rows f
 instruction's 64 or 128 rows however few tokens there are. Its codes come to shared memory ahead
 of their use, are dequantised in the registers from which the instruction reads them, and their
 scales are loaded one tile ahead; activations are floats already (`round_a8`), so that no tile
-dequantises them again. With `block_scaled` the codes and scales of both themselves go to the
+dequantises them again. For many rows a dense matrix is dequantised once, beforehand, instead of in
+the tile of every 256 rows. With `block_scaled` the codes and scales of both themselves go to the
 tensor cores (SM100 has instructions for them; elsewhere Triton dequantises): the same exact
 products, summed in another order.
 
@@ -80,6 +81,9 @@ _WIDE_OUTPUTS, _WIDE_PROGRAMS = 128, 120
 """Few rows: programs take so many outputs when there are enough programs all the same."""
 # Block-scaled instructions take 128 rows of weights.
 _SCALED_TILE = Tile(rows=32, outputs=128, inner=128, num_warps=4)
+_DEQUANTISED_ROWS = 512
+"""From so many rows on a dense matrix is dequantised as a whole: 2 bytes a weight for a while."""
+_DEQUANTISED_BLOCK = (16, 256)
 _SPLIT_OUTPUTS, _SPLIT_INNER = 64, 128
 _MIN_PROGRAMS = 160
 _MIN_STEPS = 4
@@ -146,6 +150,23 @@ def _gemm(
     tl.store(out, acc.to(out_ptr.dtype.element_ty), mask=(n < N)[:, None] & (m < M)[None, :])
 
 
+@triton.jit
+def _dequantize(
+    w_ptr, w_scales_ptr, out_ptr, N, K: tl.constexpr, W: tl.constexpr, BN: tl.constexpr,
+    BK: tl.constexpr,
+):  # fmt: skip
+    n = tl.program_id(0).to(tl.int64) * BN + tl.arange(0, BN)
+    k0 = tl.program_id(1) * BK
+    codes = weight_codes(w_ptr, n, n < N, k0, K, W, BK)
+    scales = scale_tile(w_scales_ptr, n, n < N, k0, K, BK)
+    k = k0 + tl.arange(0, BK)
+    tl.store(
+        out_ptr + n[:, None] * K + k[None, :],
+        weight_values(codes, scales, W, BN, BK, tl.bfloat16),
+        mask=(n < N)[:, None] & (k < K)[None, :],
+    )
+
+
 @triton.jit(do_not_specialize=["count"])
 def _add_splits(partial_ptr, out_ptr, count, SPLITS: tl.constexpr, BLOCK: tl.constexpr):
     at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
@@ -174,6 +195,17 @@ def _expert_gemm(
         )  # fmt: skip
         out = out_ptr + slot[None, :] * N + n[:, None]
         tl.store(out, acc.to(out_ptr.dtype.element_ty), mask=(n < N)[:, None])
+
+
+def dequantize(w: Operand) -> Operand:
+    """A quantised matrix [.., N, K] with its values in bf16, which holds them exactly."""
+    outputs, inner = w.data.shape[:-1].numel(), w.inner
+    values = torch.empty((*w.data.shape[:-1], inner), dtype=torch.bfloat16, device=w.data.device)
+    rows, columns = _DEQUANTISED_BLOCK
+    _dequantize[(triton.cdiv(outputs, rows), triton.cdiv(inner, columns))](
+        w.data, w.scales, values, outputs, K=inner, W=w.format, BN=rows, BK=columns
+    )
+    return Operand("plain", values, None)
 
 
 def _num_splits(outputs: int, inner: int) -> int:
@@ -222,6 +254,8 @@ def gemm(x: Operand, w: Operand, dtype: torch.dtype, *, block_scaled: bool = Fal
     if out.numel() == 0:
         return out
     tile, scaled = _tile(x, w, num_rows, block_scaled=block_scaled)
+    if num_rows >= _DEQUANTISED_ROWS and w.format != "plain" and not scaled:
+        w = dequantize(w)
     splits = _num_splits(outputs * num_groups, inner)
     steps = triton.cdiv(triton.cdiv(inner, _SPLIT_INNER), splits)
     wide_programs = triton.cdiv(outputs, _WIDE_OUTPUTS) * num_groups * splits
@@ -372,6 +406,13 @@ COMPILE_CASES = (
             "GATHER": True,
         },
         required=_BLOCK_SCALED,
+    ),
+    CompileCase(
+        "_dequantize",
+        {"w_ptr": "*u8", "w_scales_ptr": "*u8", "out_ptr": "*bf16", "N": "i32"},
+        {
+            "K": 5120, "W": "mxfp8", "BN": _DEQUANTISED_BLOCK[0], "BK": _DEQUANTISED_BLOCK[1],
+        },
     ),
     CompileCase(
         "_add_splits", {"partial_ptr": "*fp32", "out_ptr": "*bf16", "count": "i32"},
