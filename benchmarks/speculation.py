@@ -65,7 +65,7 @@ class Run:
 
     @property
     def metrics(self) -> SpeculationMetrics | None:
-        return self.engine.speculation_metrics
+        return self.engine.speculation
 
     def end(self) -> None:
         """Abandon what is open and free the device."""

@@ -88,13 +88,14 @@ class EngineConfig(Section):
         return value
 
     @model_validator(mode="after")
-    def _check_reproducible(self) -> Self:
+    def _check_drafts_are_reproducible(self) -> Self:
         dynamic = self.speculation.mode is SpeculationMode.DYNAMIC
         if dynamic and self.determinism is Determinism.DETERMINISTIC:
             raise ValueError(
-                "determinism deterministic excludes speculation.mode dynamic: how many drafts a "
-                "step verifies follows from measured times and from other requests, and from it "
-                "which random number draws a token; set speculation.mode to fixed or off"
+                "determinism = deterministic and speculation.mode = dynamic exclude each other: "
+                "how many drafts of a request are verified depends on its company and on measured "
+                "times, and with it which random numbers choose its tokens; set "
+                "speculation.mode=fixed or determinism=batch_invariant"
             )
         return self
 

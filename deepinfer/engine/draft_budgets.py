@@ -1,28 +1,18 @@
 """Budgets of decode steps from what is committed, and what came of them.
 
-budgeted(N)    before step N is built: survivals of rounds that step N does not decide about
-collected(N)   before step N is committed: its metrics; survivals of the drafts after it
+choose(N)      before step N is built: survivals of rounds that step N does not decide about
+committed(N)   before step N is committed: its metrics; survivals of the drafts after it
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
 
-from deepinfer.config import EngineConfig
-from deepinfer.config.speculation import SpeculationMode
-from deepinfer.device.backend import Backend
 from deepinfer.device.runtime import StepKind
-from deepinfer.engine.kv_sizing import longest_sequence
-from deepinfer.engine.round_costs import logged_progress, round_costs
 from deepinfer.engine.step_state import SchedulerOutputs, SequenceMetadata
-from deepinfer.engine.step_timer import ModelStepTimer
-from deepinfer.engine.worker import num_drafts
-from deepinfer.model.backbone import Backbone
-from deepinfer.model.drafter import Drafter
 from deepinfer.speculation.budget import Survival
 from deepinfer.speculation.metrics import SpeculationMetrics
 from deepinfer.speculation.planner import PlanMode, Scheduling, VerifyPlanner
@@ -59,59 +49,15 @@ class DraftBudgets:
         self._history = SurvivalHistory(max_num_seqs, max_drafts)
         self.metrics = SpeculationMetrics(max_drafts)
 
-    @classmethod
-    def for_engine(
-        cls,
-        config: EngineConfig,
-        backend: Backend,
-        backbone: Backbone,
-        drafter: Drafter,
-        domain_of: DomainOf | None = None,
-    ) -> DraftBudgets:
-        """Budgets as the configuration wants them; dynamic ones need cost tables.
-
-        Args:
-            config: with speculation.
-            backend: where the model is.
-            backbone: with taps.
-            drafter: beside it.
-            domain_of: None: metrics know no domains.
-        Raises:
-            ConfigError: the cost tables in the configured file are for something else.
-        """
-        max_num_seqs = config.scheduler.max_num_seqs
-        max_drafts = num_drafts(config, backbone.config)
-        planner = None
-        if config.speculation.mode is SpeculationMode.DYNAMIC:
-            timer = ModelStepTimer(
-                backend,
-                backbone,
-                drafter,
-                max_num_seqs=max_num_seqs,
-                max_drafts=max_drafts,
-                max_model_len=longest_sequence(config, backbone.config),
-            )
-            costs = round_costs(
-                config, backend, timer, max_drafts=max_drafts, progress=logged_progress()
-            )
-            lags = config.scheduler.async_depth > 0
-            planner = VerifyPlanner(
-                costs,
-                max_drafts=max_drafts,
-                max_num_seqs=max_num_seqs,
-                scheduling=Scheduling.ASYNCHRONOUS if lags else Scheduling.SYNCHRONOUS,
-            )
-        return cls(planner, max_num_seqs=max_num_seqs, max_drafts=max_drafts, domain_of=domain_of)
-
-    def budgeted(self, scheduled: SchedulerOutputs) -> SchedulerOutputs:
-        """The step with the drafts that the device is to deal out, if the planner chose them.
+    def choose(self, scheduled: SchedulerOutputs) -> int | None:
+        """Drafts of a decode step for the device to deal out; None: all that there are.
 
         Args:
             scheduled: the step, already counted among its sequences' samples in flight.
         """
         sequences, planner = scheduled.sequences, self._planner
         if planner is None or scheduled.kind is not StepKind.DECODE:
-            return scheduled
+            return None
         slots = [metadata.slot for metadata in sequences]
         owners = [_owner(metadata) for metadata in sequences]
         if planner.scheduling is Scheduling.SYNCHRONOUS:
@@ -124,10 +70,10 @@ class DraftBudgets:
         survival[np.arange(survival.shape[1]) >= bounds[:, None]] = 0.0
         budget = planner.plan(len(sequences), survival)
         if budget.mode is PlanMode.FIXED:
-            return scheduled
-        return replace(scheduled, draft_budget=budget.num_drafts)
+            return None
+        return budget.num_drafts
 
-    def collected(
+    def committed(
         self,
         scheduled: SchedulerOutputs,
         num_verified: npt.NDArray[np.int64],

@@ -18,6 +18,7 @@ from deepinfer.cache.block_pool import blocks_for
 from deepinfer.cache.host_tier import HostTier
 from deepinfer.cache.prefix_cache import HitRules, PrefixCache
 from deepinfer.config import EngineConfig
+from deepinfer.config.speculation import SpeculationMode
 from deepinfer.device.backend import Backend
 from deepinfer.device.errors import CapabilityError, ConfigError, RequestError
 from deepinfer.device.hookspecs import BackendConfig
@@ -33,6 +34,7 @@ from deepinfer.engine.pipeline import PipelineEvents, StepPipeline
 from deepinfer.engine.prefix_reuse import PrefixReuse, PrefixStats
 from deepinfer.engine.replay_rule import ReplayRule
 from deepinfer.engine.request_controls import RequestControls
+from deepinfer.engine.round_costs import verify_planner
 from deepinfer.engine.sampling_params import SamplingParams
 from deepinfer.engine.scheduler import Scheduler
 from deepinfer.engine.sequence import Request, Sequence
@@ -40,12 +42,13 @@ from deepinfer.engine.state_tier import StateTier
 from deepinfer.engine.step_runner import StepRunner
 from deepinfer.engine.timeline import Phase, RecordedTimeline, Timeline
 from deepinfer.engine.trace_file import TraceFile
-from deepinfer.engine.worker import Worker
+from deepinfer.engine.worker import Worker, num_drafts
 from deepinfer.model.config import V41Config
 from deepinfer.model.drafter import Drafter
 from deepinfer.model.loading import load_model
 from deepinfer.speculation.calibration import CALIBRATION_FILE, load_temperatures
 from deepinfer.speculation.metrics import SpeculationMetrics
+from deepinfer.speculation.planner import VerifyPlanner
 from deepinfer.text.tokenizer import TextTokenizer
 
 _log = logging.getLogger(__name__)
@@ -104,7 +107,8 @@ class LLMEngine:
         *,
         marks: tuple[str, ...] = (),
         timeline: Timeline | None = None,
-        budgets: DraftBudgets | None = None,
+        planner: VerifyPlanner | None = None,
+        domain_of: DomainOf | None = None,
     ) -> None:
         """Put the parts together; `from_config` makes them.
 
@@ -115,7 +119,8 @@ class LLMEngine:
             tokenizer: of the checkpoint.
             marks: attached to every result, for example `random_weights`.
             timeline: is told what host and device do; None records nothing.
-            budgets: plans and counts drafts; None without speculation.
+            planner: chooses how many drafts a step verifies; None: all that there are.
+            domain_of: domain of a request by its id, for the metrics of speculation.
         """
         self.config, self.tokenizer, self.model_config = config, tokenizer, model_config
         self.max_model_len = longest_sequence(config, model_config)
@@ -136,6 +141,14 @@ class LLMEngine:
         image = model_config.image_token_id
         self._never = () if image is None else (image,)
         self._timeline = timeline or Timeline()
+        self._budgets = None
+        if runner.max_drafts:
+            self._budgets = DraftBudgets(
+                planner,
+                max_num_seqs=scheduler.max_num_seqs,
+                max_drafts=runner.max_drafts,
+                domain_of=domain_of,
+            )
         self._pipeline = StepPipeline(
             runner,
             self._scheduler,
@@ -148,9 +161,8 @@ class LLMEngine:
             ),
             self._timeline,
             async_depth=scheduler.async_depth,
-            budgets=budgets,
+            budgets=self._budgets,
         )
-        self._budgets = budgets
         self._requests: dict[str, Request] = {}
         self._arrivals = itertools.count()
         self._num_non_finite = 0
@@ -207,13 +219,13 @@ class LLMEngine:
                 with_drafter=config.speculation.is_on,
                 controls=config.measurement.controls,
             )
-            budgets = None
             if loaded.drafter is not None:
                 _calibrate(loaded.drafter, config)
-                budgets = DraftBudgets.for_engine(
-                    config, backend, loaded.backbone, loaded.drafter, domain_of
-                )
             tokenizer = TextTokenizer.from_directory(directory)
+            planner = None
+            if config.speculation.mode is SpeculationMode.DYNAMIC:
+                max_drafts = num_drafts(config, loaded.config)
+                planner = verify_planner(config, backend, loaded, max_drafts=max_drafts)
             worker = Worker.for_engine(
                 config, backend, loaded.backbone, loaded.config, drafter=loaded.drafter
             )
@@ -223,12 +235,13 @@ class LLMEngine:
                 loaded.config,
                 tokenizer,
                 marks=loaded.marks,
+                planner=planner,
+                domain_of=domain_of,
                 timeline=RecordedTimeline(
                     backend.runtime.now_us, TraceFile(timeline_file) if timeline_file else None
                 )
                 if timed or timeline_file
                 else None,
-                budgets=budgets,
             )
         except BaseException:
             backend.close()
@@ -240,14 +253,14 @@ class LLMEngine:
         self._timeline.close()
 
     @property
+    def speculation(self) -> SpeculationMetrics | None:
+        """What came of drafts so far; None without a drafter."""
+        return None if self._budgets is None else self._budgets.metrics
+
+    @property
     def timeline(self) -> Timeline:
         """What host and device did so far, if it is recorded."""
         return self._timeline
-
-    @property
-    def speculation_metrics(self) -> SpeculationMetrics | None:
-        """What was drafted, verified and accepted so far; None without speculation."""
-        return None if self._budgets is None else self._budgets.metrics
 
     def add_request(
         self,

@@ -33,7 +33,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from deepinfer.device.errors import DeviceMemoryError
 from deepinfer.device.runtime import StepKind
@@ -92,12 +92,13 @@ class StepPipeline:
             events: who hears of ends.
             timeline: is told what host and device do.
             async_depth: steps that stay uncollected at the end of a turn.
-            budgets: plans and counts drafts; None without speculation.
+            budgets: chooses how many drafts a step verifies and hears what came of it; None:
+                there are no drafts.
         """
+        self._budgets = budgets
         self._runner, self._scheduler = runner, scheduler
         self._model_config, self._rules, self._events = model_config, rules, events
         self._timeline, self._depth = timeline, async_depth
-        self._budgets = budgets
         self._sampling = SamplingBuilder(model_config.vocab_size, rules)
         self._ring = ResultRing(async_depth + 1, scheduler.slots.num_slots)
         self._inflight: deque[WorkerStepState] = deque()
@@ -113,8 +114,6 @@ class StepPipeline:
         num_preemptions = self._scheduler.num_preemptions
         with self._timeline.phase(Phase.SCHEDULE):
             scheduled, starved = self._scheduler.schedule()
-            if self._budgets is not None:
-                scheduled = self._budgets.budgeted(scheduled)
         if self._scheduler.num_preemptions > num_preemptions:
             self._timeline.mark(f"preempted {self._scheduler.num_preemptions - num_preemptions}")
         for sequence in starved:
@@ -161,6 +160,9 @@ class StepPipeline:
                 self._events.on_no_memory(metadata.sequence, reason)
 
     def _launch(self, scheduled: SchedulerOutputs) -> None:
+        if self._budgets is not None:
+            with self._timeline.phase(Phase.SCHEDULE, scheduled.step):
+                scheduled = replace(scheduled, draft_budget=self._budgets.choose(scheduled))
         step, inflight = scheduled.step, (state.scheduled for state in self._inflight)
         with self._timeline.phase(Phase.BUILD, step):
             for metadata in scheduled.sequences:
@@ -205,15 +207,15 @@ class StepPipeline:
         self._timeline.collected(state)
         with self._timeline.phase(Phase.COMMIT, state.scheduled.step):
             self._scheduler.collected(state.scheduled.step)
+            windows = [(m, saved) for m, saved in state.saved_windows if m.is_current]
             if self._budgets is not None:
-                # Before commit, which ends sequences whose last round this was.
-                self._budgets.collected(
+                # Before the commit: a sequence that ends with this step was verified, too.
+                self._budgets.committed(
                     state.scheduled,
                     output.num_verified.numpy(),
                     output.num_accepted.numpy(),
                     output.survival.numpy(),
                 )
-            windows = [(m, saved) for m, saved in state.saved_windows if m.is_current]
             committed = commit(state, output, self._rules, self._scheduler.publish)
             self.num_steps += 1
             self.num_generated_tokens += committed.num_tokens

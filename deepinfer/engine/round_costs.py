@@ -12,9 +12,13 @@ import torch
 from deepinfer.config import EngineConfig
 from deepinfer.device.backend import Backend
 from deepinfer.engine.cache_identity import cache_identity
+from deepinfer.engine.kv_sizing import longest_sequence
+from deepinfer.engine.step_timer import ModelStepTimer
+from deepinfer.model.loading import LoadedModel
 from deepinfer.speculation.cost_file import Facts, load_costs, save_costs
 from deepinfer.speculation.cost_measurement import Progress, StepTimer, measure_costs
 from deepinfer.speculation.cost_tables import CostTables
+from deepinfer.speculation.planner import Scheduling, VerifyPlanner
 
 _log = logging.getLogger(__name__)
 _SECONDS_BETWEEN_LINES = 5.0
@@ -87,3 +91,35 @@ def cost_facts(config: EngineConfig, backend: Backend, *, max_drafts: int) -> Fa
         "max_num_seqs": config.scheduler.max_num_seqs,
         "max_drafts": max_drafts,
     }
+
+
+def verify_planner(
+    config: EngineConfig, backend: Backend, loaded: LoadedModel, *, max_drafts: int
+) -> VerifyPlanner:
+    """The planner of an engine in dynamic mode, with the costs of its device.
+
+    Args:
+        config: of the engine; depth 0 sees the confidences of the drafts at hand, others do not.
+        backend: what the model is on.
+        loaded: the model, with its drafter.
+        max_drafts: most drafts of a request.
+    Raises:
+        ConfigError: the cost table that the configuration names cannot be used.
+    """
+    assert loaded.drafter is not None  # a configuration that speculates loads it
+    scheduler = config.scheduler
+    timer = ModelStepTimer(
+        backend,
+        loaded.backbone,
+        loaded.drafter,
+        max_num_seqs=scheduler.max_num_seqs,
+        max_drafts=max_drafts,
+        max_model_len=longest_sequence(config, loaded.config),
+    )
+    return VerifyPlanner(
+        round_costs(config, backend, timer, max_drafts=max_drafts, progress=logged_progress()),
+        max_drafts=max_drafts,
+        max_num_seqs=scheduler.max_num_seqs,
+        max_rows=scheduler.max_num_tokens,
+        scheduling=Scheduling.ASYNCHRONOUS if scheduler.async_depth else Scheduling.SYNCHRONOUS,
+    )

@@ -12,7 +12,6 @@ from deepinfer.config import EngineConfig, override
 from deepinfer.config.speculation import SpeculationMode
 from deepinfer.device.hookspecs import BackendConfig
 from deepinfer.device.overlay import checked
-from deepinfer.engine.draft_budgets import DraftBudgets
 from deepinfer.engine.llm_engine import LLMEngine
 from deepinfer.engine.outputs import RequestOutput
 from deepinfer.engine.sampling_params import SamplingParams
@@ -116,26 +115,19 @@ def scripted_engine(
         drafter = ScriptedDrafter(model, propose or script, confidence=confidence)
     worker = Worker.for_engine(config, checked(backend), model, model_config, drafter=drafter)
     tokenizer = TextTokenizer.from_directory(directory)
-    budgets = _budgets(config, worker.max_drafts, costs) if config.speculation.is_on else None
-    return LLMEngine(config, worker, model_config, tokenizer, budgets=budgets)
-
-
-def _budgets(config: EngineConfig, max_drafts: int, costs: CostTables | None) -> DraftBudgets:
-    max_num_seqs = config.scheduler.max_num_seqs
     planner = None
     if config.speculation.mode is SpeculationMode.DYNAMIC:
         assert costs is not None, "dynamic speculation wants costs"
+        lags = config.scheduler.async_depth > 0
         planner = VerifyPlanner(
             costs,
-            max_drafts=max_drafts,
-            max_num_seqs=max_num_seqs,
-            scheduling=Scheduling.ASYNCHRONOUS
-            if config.scheduler.async_depth
-            else Scheduling.SYNCHRONOUS,
+            max_drafts=worker.max_drafts,
+            max_num_seqs=config.scheduler.max_num_seqs,
+            scheduling=Scheduling.ASYNCHRONOUS if lags else Scheduling.SYNCHRONOUS,
             falls_back=False,
             overhead_us=0.0,
         )
-    return DraftBudgets(planner, max_num_seqs=max_num_seqs, max_drafts=max_drafts)
+    return LLMEngine(config, worker, model_config, tokenizer, planner=planner)
 
 
 @pytest.fixture

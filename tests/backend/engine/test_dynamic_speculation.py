@@ -92,7 +92,7 @@ def test_tokens_are_those_without_speculation(
 ) -> None:
     engine = make(confidence=confidence, costs=costs)
     assert answers(engine) == answers(make(mode="off"))
-    metrics = engine.speculation_metrics
+    metrics = engine.speculation
     assert metrics is not None
     # Some steps were cut; otherwise this would say nothing.
     assert metrics.places.verified.sum() < metrics.places.drafted.sum()
@@ -102,7 +102,7 @@ def test_tokens_are_those_without_speculation(
 def test_rows_that_do_not_pay_are_saved(make: Make) -> None:
     fixed, dynamic = make(mode="fixed"), make()
     assert answers(fixed) == answers(dynamic)
-    was, now = fixed.speculation_metrics, dynamic.speculation_metrics
+    was, now = fixed.speculation, dynamic.speculation
     assert was is not None
     assert now is not None
     assert now.places.verified.sum() < 0.8 * was.places.verified.sum()
@@ -146,7 +146,7 @@ def test_drafts_of_the_bundled_checkpoint_are_planned_with_costs_from_a_file(
                 engine.add_request(f"r{index}", f"Once upon a time there was a {name}",
                                    SamplingParams(temperature=0.0, max_tokens=24))  # fmt: skip
             results = collect(engine)
-            metrics = engine.speculation_metrics
+            metrics = engine.speculation
         finally:
             engine.close()
         answers_by_mode[mode] = {

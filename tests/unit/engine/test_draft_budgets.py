@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import cast
 
 import numpy as np
@@ -68,7 +69,7 @@ def collect(
     """Commit a step in which everything was verified."""
     count = len(scheduled.sequences)
     found: Survival = np.array(survival, dtype=np.float32)
-    tested.collected(
+    tested.committed(
         scheduled, np.full(count, DRAFTS), np.full(count, accepted, dtype=np.int64), found
     )
     for metadata in scheduled.sequences:
@@ -78,26 +79,26 @@ def collect(
 def test_with_a_step_in_flight_the_round_before_decides() -> None:
     tested, (a, b) = budgets(), sequences(2)
     prefill = step(0, [a, b], kind=StepKind.PREFILL)
-    assert tested.budgeted(prefill).draft_budget is None
+    assert tested.choose(prefill) is None
     first = step(1, [a, b])
-    assert tested.budgeted(first).draft_budget is None  # nothing is known yet
+    assert tested.choose(first) is None  # nothing is known yet
     collect(tested, prefill, CERTAIN, UNLIKELY)
-    assert tested.budgeted(step(2, [a, b])).draft_budget == 2
+    assert tested.choose(step(2, [a, b])) == 2
     collect(tested, first, UNLIKELY, UNLIKELY)
-    assert tested.budgeted(step(3, [a, b])).draft_budget == 0
+    assert tested.choose(step(3, [a, b])) == 0
 
 
 def test_drafts_at_hand_are_not_looked_at_when_nothing_is_in_flight() -> None:
     """After the pipeline was drained, the newest survivals are those of the drafts at hand."""
     tested, (a, b) = budgets(), sequences(2)
     collect(tested, step(0, [a, b], kind=StepKind.PREFILL), UNLIKELY, UNLIKELY)
-    assert tested.budgeted(step(1, [a, b])).draft_budget is None
+    assert tested.choose(step(1, [a, b])) is None
 
 
 def test_synchronous_plans_look_at_the_drafts_at_hand() -> None:
     tested, (a, b) = budgets(Scheduling.SYNCHRONOUS), sequences(2)
     collect(tested, step(0, [a, b], kind=StepKind.PREFILL), CERTAIN, UNLIKELY)
-    assert tested.budgeted(step(1, [a, b])).draft_budget == 2
+    assert tested.choose(step(1, [a, b])) == 2
 
 
 def test_a_sequence_that_was_preempted_starts_anew() -> None:
@@ -108,7 +109,7 @@ def test_a_sequence_that_was_preempted_starts_anew() -> None:
     collect(tested, first, UNLIKELY, UNLIKELY)  # a's part comes too late
     a.num_inflight_samples = 1
     b.num_inflight_samples = 1
-    assert tested.budgeted(step(2, [a, b])).draft_budget == 2
+    assert tested.choose(step(2, [a, b])) == 2
     assert tested.metrics.places.num_rounds == 1
 
 
@@ -121,15 +122,16 @@ def test_rows_that_a_sequence_cannot_use_are_not_planned() -> None:
     later = step(2, [a, b])
     short = later.sequences[0]._replace(query_len=2)
     cut = SchedulerOutputs(2, StepKind.DECODE, (short, later.sequences[1]))
-    assert tested.budgeted(cut).draft_budget == 1
+    assert tested.choose(cut) == 1
 
 
 def test_rounds_are_counted_with_domain_confidence_and_plan() -> None:
     tested, (a, b) = budgets(), sequences(2)
     prefill, first = step(0, [a, b], kind=StepKind.PREFILL), step(1, [a, b])
-    assert tested.budgeted(first).draft_budget is None
+    assert tested.choose(first) is None
     collect(tested, prefill, [0.5, 0.25], [0.5, 0.25])
-    second = tested.budgeted(step(2, [a, b]))
+    second = step(2, [a, b])
+    second = replace(second, draft_budget=tested.choose(second))
     assert second.draft_budget is not None
     collect(tested, first, CERTAIN, CERTAIN, accepted=1)
     collect(tested, second, CERTAIN, CERTAIN, accepted=2)
@@ -150,7 +152,7 @@ def test_without_a_planner_everything_is_verified_and_counted() -> None:
     tested = DraftBudgets(None, max_num_seqs=4, max_drafts=DRAFTS)
     members = sequences(2)
     scheduled = step(0, members)
-    assert tested.budgeted(scheduled).draft_budget is None
+    assert tested.choose(scheduled) is None
     collect(tested, scheduled, CERTAIN, CERTAIN, accepted=1)
     assert tested.metrics.places.conditional == [1.0, pytest.approx(0.0)]
     assert tested.metrics.calibration.error() is None  # nobody knew these drafts' confidences
