@@ -3,8 +3,10 @@
 For each number of sequences one engine of each mode decodes the same prompts greedily: beginnings
 of held-out texts of several domains, and of tales. The engines take turns in blocks of the same
 time, so that a noisy machine hits all of them, and all of them must give the same tokens. Printed
-are tokens per second (median of the blocks), and per sequence and step the verified and accepted
-drafts. Costs are measured once for each number of sequences, before anything is timed.
+are tokens per second (median of the blocks), the same per second of this process's CPU time, which
+other processes disturb less where the model runs on the CPU, and per sequence and step the
+verified and accepted drafts. Costs are measured once for each number of sequences, before
+anything is timed.
 
     python -m benchmarks.speculation --json FILE.json --svg FILE.svg
     python -m benchmarks.speculation --backend cuda_sm100 --block-s 4
@@ -48,16 +50,20 @@ class Run:
 
     engine: LLMEngine
     rates: list[float] = field(default_factory=list)
+    cpu_rates: list[float] = field(default_factory=list)
     answers: dict[str, list[int]] = field(default_factory=dict)
 
     def block(self, block_s: float) -> None:
         """Decode for some time; the steps in flight are finished inside it."""
         before, begin = self.engine.stats().generated_tokens, time.perf_counter()
+        cpu_begin = time.process_time()
         while time.perf_counter() - begin < block_s:
             self.step()
         self.engine.flush()
         seconds = time.perf_counter() - begin
-        self.rates.append((self.engine.stats().generated_tokens - before) / seconds)
+        num_tokens = self.engine.stats().generated_tokens - before
+        self.rates.append(num_tokens / seconds)
+        self.cpu_rates.append(num_tokens / (time.process_time() - cpu_begin))
 
     def step(self) -> None:
         for output in self.engine.step():
@@ -147,7 +153,11 @@ def measure(args: argparse.Namespace, count: int) -> tuple[dict[str, Any], Specu
     print(file=sys.stderr)
     figures: dict[str, Any] = {}
     for mode, run in runs.items():
-        figures[mode] = {"tokens_per_s": statistics.median(run.rates), "blocks": run.rates}
+        figures[mode] = {
+            "tokens_per_s": statistics.median(run.rates),
+            "tokens_per_cpu_s": statistics.median(run.cpu_rates),
+            "blocks": run.rates,
+        }
         if run.metrics is not None:
             figures[mode]["speculation"] = run.metrics.figures()
         run.end()
@@ -173,7 +183,7 @@ def main() -> None:
     args = parser.parse_args()
     found: dict[str, dict[str, Any]] = {}
     lines: dict[str, list[tuple[float, float]]] = {mode: [] for mode in MODES[1:]}
-    print(f"{'sequences':>10} {'mode':<9}{'tokens/s':>10}{'x off':>8}{'verified':>10}"
+    print(f"{'sequences':>10} {'mode':<9}{'tokens/s':>10}{'x off':>8}{'/CPU s':>9}{'verified':>10}"
           f"{'accepted':>10}{'planned':>9}")  # fmt: skip
     for count in args.sequences:
         figures, metrics = measure(args, count)
@@ -182,6 +192,7 @@ def main() -> None:
             row = figures[mode]
             ratio = row["tokens_per_s"] / figures["off"]["tokens_per_s"]
             cells = f"{count:>10} {mode:<9}{row['tokens_per_s']:>10.1f}{ratio:>8.3f}"
+            cells += f"{row['tokens_per_cpu_s']:>9.1f}"
             if mode != "off":
                 lines[mode].append((count, ratio))
                 means = row["speculation"]["all"]["per_round"]
