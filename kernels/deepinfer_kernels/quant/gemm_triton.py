@@ -233,7 +233,14 @@ def row_tile(num_rows: int) -> Tile:
     return next((tile for tile in _BF16_TILES if num_rows <= tile.rows), _BF16_TILES[-1])
 
 
-def gemm(x: Operand, w: Operand, dtype: torch.dtype, *, block_scaled: bool = False) -> Tensor:
+def gemm(
+    x: Operand,
+    w: Operand,
+    dtype: torch.dtype,
+    *,
+    block_scaled: bool = False,
+    splits: int | None = None,
+) -> Tensor:
     """x @ W^T, or block by block.
 
     Args:
@@ -241,6 +248,8 @@ def gemm(x: Operand, w: Operand, dtype: torch.dtype, *, block_scaled: bool = Fal
         w: data [N, K], or [G, N, K].
         dtype: of the result.
         block_scaled: give codes and scales to the tensor cores where both are quantised.
+        splits: pieces of K. None: as many as N and K alone say, so that a row's bits do not depend
+            on its company; a number measures what that costs.
 
     Returns:
         [M, N] or [M, G, N]; fp32 accumulation, one cast. Both operands are fp32 throughout if
@@ -256,7 +265,7 @@ def gemm(x: Operand, w: Operand, dtype: torch.dtype, *, block_scaled: bool = Fal
     tile, scaled = _tile(x, w, num_rows, block_scaled=block_scaled)
     if num_rows >= _DEQUANTISED_ROWS and w.format != "plain" and not scaled:
         w = dequantize(w)
-    splits = _num_splits(outputs * num_groups, inner)
+    splits = splits or _num_splits(outputs * num_groups, inner)
     steps = triton.cdiv(triton.cdiv(inner, _SPLIT_INNER), splits)
     wide_programs = triton.cdiv(outputs, _WIDE_OUTPUTS) * num_groups * splits
     if tile is _BF16_TILES[0] and wide_programs >= _WIDE_PROGRAMS:
