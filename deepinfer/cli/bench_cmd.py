@@ -201,7 +201,7 @@ def _print_table(figures: Sequence[ReplayFigures], name: str) -> None:
             f"{2e-9 * entry.exact_macs:,.1f} / {2e-9 * entry.bounded_macs:,.1f}",
             f"{entry.counted_ratio:.3f}",
             f"{entry.formula_ratio:.3f}",
-            f"{1e-3 * entry.exact_us:,.1f} / {1e-3 * entry.bounded_us:,.1f}",
+            f"{1e-3 * entry.exact_us:,.0f} / {1e-3 * entry.bounded_us:,.0f}",
             f"{entry.time_ratio:.3f}",
             "" if row_ratio is None else f"{row_ratio:.3f}",
         )

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
+from deepinfer.bench.flash_layers import load_flash_layers
+from deepinfer.bench.replay import measure_replay
 from deepinfer.bench.work_counter import WorkCounter
 from deepinfer.config.presets import bundled_checkpoint
 from deepinfer.device.backend import Backend
@@ -16,7 +19,7 @@ from deepinfer.device.numerics import Numerics
 from deepinfer.device.overlay import with_ops
 from deepinfer.device.registry import load_backend
 from deepinfer.model.config import V41Config
-from deepinfer.model.loading import LoadedModel, load_model
+from deepinfer.model.loading import RANDOM_WEIGHTS_MARK, LoadedModel, load_model
 from deepinfer.model.prefill_run import Prefill
 from deepinfer.model.prefill_work import prefill_macs
 from deepinfer.model.replay import ALL_ROWS, PrefillRows, cold_rows, decoder_start, exact_rows
@@ -79,6 +82,31 @@ def test_chunks_change_the_work_by_scores_that_short_contexts_do_not_need(
     assert macs(counted, LENGTH, rows, chunk=128) == pytest.approx(
         prefill_macs(config, LENGTH, rows), rel=0.01
     )
+
+
+@pytest.mark.parametrize("numerics", list(Numerics))
+def test_layers_with_weights_drawn_on_the_device_are_measured(numerics: Numerics) -> None:
+    """What a GPU runs at Flash's widths, at a width for a CPU."""
+    raw: dict[str, Any] = V41Config.from_json(GOLDEN / "tiny_a/checkpoint").to_json()
+    del raw["vision_config"]
+    raw["text_config"] |= {
+        "num_hidden_layers": 4, "compress_ratios": [2, 2, 1, 1], "kv_source_layer_ids": [0, 2],
+        "index_source_layer_ids": [0, 2], "candidate_source_layer_id": 2, "engram_layer_ids": [],
+        "engram_num_embeddings": [], "num_nextn_predict_layers": 0, "dspark_target_layer_ids": [],
+    }  # fmt: skip
+    config = V41Config.from_json(raw)
+    backend = load_backend(BackendConfig("reference", numerics, {"runtime": "inline"}))
+    counter = WorkCounter(backend.ops, config)
+    counted = with_ops(backend, counter.ops)
+    loaded = load_flash_layers(config, counted, max_positions=96)
+    assert loaded.marks == (RANDOM_WEIGHTS_MARK,)
+    short, long = measure_replay(
+        loaded, backend, counter, lengths=[12, 96], keep_tokens=8, chunk_tokens=48, repeats=1
+    )
+    backend.close()
+    assert long.counted_ratio < short.counted_ratio < 1.0
+    assert long.counted_ratio == pytest.approx(long.formula_ratio, rel=0.01)
+    assert long.launch_us == 2 * short.launch_us
 
 
 def test_dropped_rows_change_no_logit_where_no_layer_needs_them(counted: Counted) -> None:
