@@ -10,10 +10,15 @@ from typing import Generic, NamedTuple, Protocol, TypeVar
 
 
 class StateKind(enum.Enum):
-    """What an entry holds: the rows of one block, or the windows of all layers after it."""
+    """What an entry holds: the rows of one block, or windows as they are after it.
+
+    WINDOW is good for every layer, ENCODER_WINDOW up to the last KV source: what a prompt leaves
+    whose later layers have not begun.
+    """
 
     BLOCK = "block"
     WINDOW = "window"
+    ENCODER_WINDOW = "encoder_window"
 
 
 class StateName(NamedTuple):

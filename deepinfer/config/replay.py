@@ -20,8 +20,9 @@ class AfterHit(enum.Enum):
     """What becomes of full blocks whose rows saw windows that were rebuilt in mode bounded.
 
     Their content differs slightly from what a run from the start writes. PUBLISH keeps them for
-    other prompts, as serving engines do; MARK keeps them and counts hits on them apart; WITHHOLD
-    keeps them for their own request only, so that every cached block is one of a cold run.
+    other prompts, as serving engines do; MARK keeps them, counts hits on them apart and marks the
+    results that follow them; WITHHOLD does not keep them, so that every cached block is one of a
+    cold run.
     """
 
     PUBLISH = "publish"

@@ -52,6 +52,8 @@ from deepinfer.speculation.planner import VerifyPlanner
 from deepinfer.text.tokenizer import TextTokenizer
 
 _log = logging.getLogger(__name__)
+APPROXIMATE_PREFIX_MARK = "approximate_prefix"
+"""Of results that follow cached blocks computed on windows rebuilt in mode bounded, if marked."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +73,7 @@ class EngineStats:
         prefix_queried_tokens: tokens of sequences whose beginning was looked up.
         prefix_hit_tokens: of these, tokens that were not computed again.
         replayed_tokens: tokens of hits that were computed again to rebuild windows.
+        approximate_hit_tokens: of the hit tokens, those in hits on marked blocks.
         num_evicted_blocks: known blocks that were forgotten for their memory.
         host_used_bytes: bytes of blocks and windows in host memory.
         num_loaded_blocks: blocks that came back from there.
@@ -89,6 +92,7 @@ class EngineStats:
     prefix_queried_tokens: int
     prefix_hit_tokens: int
     replayed_tokens: int
+    approximate_hit_tokens: int
     num_evicted_blocks: int
     host_used_bytes: int
     num_loaded_blocks: int
@@ -391,6 +395,7 @@ class LLMEngine:
             prefix_queried_tokens=reuse.num_queried_tokens,
             prefix_hit_tokens=reuse.num_hit_tokens,
             replayed_tokens=reuse.num_replayed_tokens,
+            approximate_hit_tokens=reuse.num_approximate_hit_tokens,
             num_evicted_blocks=scheduler.blocks.num_evicted,
             host_used_bytes=0 if tier is None else tier.tier.num_bytes,
             num_loaded_blocks=0 if tier is None else tier.num_loaded_blocks,
@@ -493,7 +498,9 @@ class LLMEngine:
             else list(request.prompt_logprobs),
             error=errors[0] if errors else None,
             num_cached_tokens=request.num_cached_tokens or 0,
-            marks=self._marks,
+            marks=(*self._marks, APPROXIMATE_PREFIX_MARK)
+            if request.took_approximate_blocks
+            else self._marks,
         )
 
 

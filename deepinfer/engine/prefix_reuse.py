@@ -15,7 +15,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from deepinfer.cache.block_pool import BlockPool
-from deepinfer.cache.host_tier import HostState
+from deepinfer.cache.host_tier import HostState, StateKind, StateName
 from deepinfer.cache.prefix_cache import PrefixCache
 from deepinfer.config.replay import AfterHit, ReplayMode, ReplaySection
 from deepinfer.engine.outputs import FinishReason
@@ -34,8 +34,8 @@ class PrefixStats:
         num_queried_tokens: tokens of the sequences that were looked up.
         num_hit_tokens: of these, tokens that were not computed again.
         num_replayed_tokens: tokens of hits that were computed again to rebuild windows.
-        num_approximate_hit_tokens: tokens not computed again in hits on blocks that were computed
-            on windows rebuilt in mode bounded.
+        num_approximate_hit_tokens: of the hit tokens, those in hits on marked blocks, which were
+            computed on windows rebuilt in mode bounded.
     """
 
     num_queried_tokens: int = 0
@@ -109,7 +109,8 @@ class PrefixReuse:
             return None
         size = self.cache.rules.block_size
         stop = min(hit_len, self._last_window_stop(sequence))
-        found = self.tier.find_window(sequence.block_names[: stop // size])
+        kinds = _window_kinds(sequence)
+        found = self.tier.find_window(sequence.block_names[: stop // size], kinds)
         if found is None or found[0] * size <= self.cache.rules.window:
             return None
         return found[0] * size, found[1]
@@ -135,7 +136,9 @@ class PrefixReuse:
         stats.num_queried_tokens += len(sequence.token_ids)
         stats.num_hit_tokens += num_skipped
         stats.num_replayed_tokens += hit.num_tokens - num_skipped
-        stats.num_approximate_hit_tokens += 0 if hit.is_exact else num_skipped
+        if self._after_hit is AfterHit.MARK and not hit.is_exact:
+            stats.num_approximate_hit_tokens += num_skipped
+            sequence.request.took_approximate_blocks = True
 
     def _load(self, sequence: Sequence, hit: PrefixHit, tier: StateTier) -> None:
         sequence.loads = tier.loads_of(hit.blocks)
@@ -158,11 +161,16 @@ class PrefixReuse:
             return []
         size, last = self.cache.rules.block_size, self._last_window_stop(sequence)
         wanted = {last} if hit.window is not None else {last, hit.num_tokens}
-        least = max(hit.rows.first, hit.num_tokens, self.cache.rules.window + 1)
+        # Within a replay windows are not complete before its end.
+        kinds = _window_kinds(sequence)
+        good_from = hit.num_tokens if hit.window is None else hit.rows.first + 1
+        least = max(good_from, self.cache.rules.window + 1)
         return [
             stop
             for stop in sorted(wanted)
-            if least <= stop <= last and not tier.has_window(sequence.block_names[stop // size - 1])
+            if least <= stop <= last
+            and tier.find_window(sequence.block_names[stop // size - 1 : stop // size], kinds)
+            is None
         ]
 
     def saves_window(self, sequence: Sequence, stop: int) -> bool:
@@ -179,12 +187,13 @@ class PrefixReuse:
     def keep_window(self, sequence: Sequence, stop: int, state: HostState) -> None:
         """Keep saved windows of a sequence; of its answer's only the last."""
         assert self.tier is not None  # nobody else saves windows
-        name = sequence.block_names[stop // self.cache.rules.block_size - 1]
+        text = sequence.block_names[stop // self.cache.rules.block_size - 1]
+        name = StateName(_window_kinds(sequence)[0], text)
         if stop > sequence.prefill_target:
-            if sequence.window_name is not None:
-                self.tier.forget_window(sequence.window_name)
+            self.tier.keep_window(name, state, replaced=sequence.window_name)
             sequence.window_name = name
-        self.tier.keep_window(name, state)
+        else:
+            self.tier.keep_window(name, state)
 
     def publish(
         self, sequence: Sequence, pool: BlockPool, let_go: Callable[[Sequence, int], None]
@@ -245,3 +254,10 @@ class PrefixReuse:
                 self.cache.index.remove(sequence.blocks[number])
             if self.tier is not None:
                 self.tier.forget(sequence.block_names[number])
+
+
+def _window_kinds(sequence: Sequence) -> tuple[StateKind, ...]:
+    """Kinds of saved windows that are of use to a sequence; what it leaves is the first one."""
+    if sequence.request.decoder_start:
+        return StateKind.ENCODER_WINDOW, StateKind.WINDOW
+    return (StateKind.WINDOW,)

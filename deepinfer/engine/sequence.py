@@ -5,6 +5,7 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass, field
 
+from deepinfer.cache.host_tier import StateName
 from deepinfer.device.runtime import Event
 from deepinfer.engine.output_text import OutputText
 from deepinfer.engine.outputs import FinishReason, TokenLogprob
@@ -35,6 +36,7 @@ class Request:
         prompt_logprobs: filled while the first answer's prompt is computed.
         num_cached_tokens: prompt tokens that its first answer did not compute; None before it
             is admitted.
+        took_approximate_blocks: one of its answers follows blocks that are marked as approximate.
         final_only: wants one result, when it has ended.
         changed: has news since its last RequestOutput.
     """
@@ -52,6 +54,7 @@ class Request:
     decoder_start: int = 0
     prompt_logprobs: list[TokenLogprob | None] | None = None
     num_cached_tokens: int | None = None
+    took_approximate_blocks: bool = False
     final_only: bool = False
     changed: bool = False
 
@@ -92,7 +95,7 @@ class Sequence:
         num_published_blocks: its first blocks, which are known to the prefix cache.
         loads: copies from host memory that it waits for.
         window_stops: positions at which its prefill pauses, so that its windows can be saved.
-        window_name: block after which windows of its answer were saved last, or None.
+        window_name: windows of its answer that were saved last, or None.
         num_inflight_samples: steps launched and not committed that yield a token at least.
         generation: rises with every preemption; results of an older one are ignored (ZO-8).
         last_step: the last step it was scheduled in, -1 for none; its memory is the device's
@@ -122,7 +125,7 @@ class Sequence:
     num_published_blocks: int = 0
     loads: list[Event] = field(default_factory=list)
     window_stops: list[int] = field(default_factory=list)
-    window_name: bytes | None = None
+    window_name: StateName | None = None
     num_inflight_samples: int = 0
     generation: int = 0
     last_step: int = -1

@@ -50,17 +50,16 @@ class StateTier:
             found.append(state)
         return tuple(found)
 
-    def find_window(self, names: Sequence[bytes]) -> tuple[int, HostState] | None:
-        """The saved windows after the most of these blocks, and how many those are."""
+    def find_window(
+        self, names: Sequence[bytes], kinds: Sequence[StateKind]
+    ) -> tuple[int, HostState] | None:
+        """Saved windows of one of the kinds after the most of these blocks; how many those are."""
         for count in range(len(names), 0, -1):
-            state = self.tier.find(StateName(StateKind.WINDOW, names[count - 1]))
-            if state is not None:
-                return count, state
+            for kind in kinds:
+                state = self.tier.find(StateName(kind, names[count - 1]))
+                if state is not None:
+                    return count, state
         return None
-
-    def has_window(self, name: bytes) -> bool:
-        """Whether the windows after a block are saved."""
-        return StateName(StateKind.WINDOW, name) in self.tier
 
     def save_blocks(self, names: Sequence[bytes], blocks: Sequence[int], first: int) -> None:
         """Save known blocks of a sequence from number `first` on.
@@ -82,9 +81,13 @@ class StateTier:
         # All blocks before them, too: the end of a text is let go before its beginning.
         self._saving.append(_Saving(saved.done, tuple(blocks)))
 
-    def keep_window(self, name: bytes, state: HostState) -> None:
-        """Keep the windows after a block."""
-        self.tier.put(StateName(StateKind.WINDOW, name), state)
+    def keep_window(
+        self, name: StateName, state: HostState, *, replaced: StateName | None = None
+    ) -> None:
+        """Keep the windows after a block, in place of earlier ones if those are named."""
+        if replaced is not None:
+            self.tier.remove(replaced)
+        self.tier.put(name, state)
 
     def load(
         self,
@@ -129,10 +132,6 @@ class StateTier:
             saving.done.synchronize()
         for done in self._loading.values():
             done.synchronize()
-
-    def forget_window(self, name: bytes) -> None:
-        """Forget the windows after a block."""
-        self.tier.remove(StateName(StateKind.WINDOW, name))
 
     def forget(self, name: bytes) -> None:
         """Forget what belongs to a block."""

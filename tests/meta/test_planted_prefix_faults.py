@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, Phase, settings
 from hypothesis.stateful import run_state_machine_as_test
 
 from deepinfer.cache.block_pool import BlockPool
-from deepinfer.cache.host_tier import HostState
+from deepinfer.cache.host_tier import HostState, StateKind
 from deepinfer.cache.prefix_cache import PrefixCache
 from deepinfer.device.errors import ContractError
 from deepinfer.engine.null_state_copies import NullStateCopies
@@ -152,8 +152,10 @@ def _load_the_window_of_another_text(patch: pytest.MonkeyPatch) -> None:
     find_window = StateTier.find_window
     seen: list[HostState] = []
 
-    def first_one(self: StateTier, names: Sequence[bytes]) -> tuple[int, HostState] | None:
-        found = find_window(self, names)
+    def first_one(
+        self: StateTier, names: Sequence[bytes], kinds: Sequence[StateKind]
+    ) -> tuple[int, HostState] | None:
+        found = find_window(self, names, kinds)
         if found is None:
             return None
         seen.append(found[1])

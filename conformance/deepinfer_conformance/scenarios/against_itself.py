@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from functools import partial
 
-from deepinfer.api import RequestOutput, SamplingParams, trace
+from deepinfer.api import LLM, RequestOutput, SamplingParams, trace
 from deepinfer.device.numerics import Numerics
 from deepinfer.device.runtime import StepKind
 from deepinfer_conformance.bench import Bench
@@ -33,6 +33,7 @@ def suite_cases() -> Iterator[SuiteCase]:
         "chunked-prefill": _chunked,
         "company": _company,
         "preemption": _preempted,
+        "prefix-hits": _known,
         "trace-chunks": _trace_chunks,
     }
     core: dict[str, _Check] = {"stop": _stopped, "seeds": _seeds, "async-depth": _depths}
@@ -88,6 +89,24 @@ def _preempted(bench: Bench, numerics: Numerics) -> list[str]:
     # Four prompts and their answers do not fit into these blocks at once.
     tight = world_config(World.TRAINED, numerics, cache={"block_size": 16, "num_blocks": 12})
     return _unlike("12 blocks of 16", ample, generate(bench, tight, greedy(40)))
+
+
+def _known(bench: Bench, numerics: Numerics) -> list[str]:
+    """Prompts that were asked before: their blocks and windows come back from host memory."""
+    # Longer than a window; the blocks do not hold both, so each is evicted before it comes again.
+    prompts = [PROMPTS[-1], PROMPTS[-1].replace("Whenever", "If ever")]
+    expected = generate(bench, world_config(World.TRAINED, numerics), greedy(8), prompts=prompts)
+    cache = {"block_size": 4, "num_blocks": 28, "prefix": True, "host_memory": "64MiB"}
+    config = world_config(World.TRAINED, numerics, cache=cache)
+    wrong: list[str] = []
+    with LLM(config, backend=bench.new_under_test(numerics)) as llm:
+        for turn in ("first", "second"):
+            found = [llm.generate(prompt, greedy(8))[0] for prompt in prompts]
+            wrong += _unlike(f"{turn} time", expected, found)
+        stats = llm.engine.stats()
+    if not (stats.num_loaded_blocks and stats.num_loaded_windows):
+        wrong.append("nothing came back from host memory")
+    return wrong
 
 
 def _trace_chunks(bench: Bench, numerics: Numerics) -> list[str]:
