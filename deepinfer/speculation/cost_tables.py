@@ -92,11 +92,6 @@ class CostTables:
         line = np.maximum.accumulate(_line(counts, times, wanted))
         return np.concatenate(([0.0], line))
 
-    @property
-    def is_extrapolated_from(self) -> int:
-        """Rows beyond which no time was measured."""
-        return max(self.verify_us)
-
 
 def monotone(times: Sequence[float]) -> Times:
     """The non-decreasing sequence with the smallest squared distance to `times`.
