@@ -84,8 +84,6 @@ class _Record:
         mean_gain: running mean; None before the first.
         mean_square: of the gains.
         num_rests: steps for which no plan is made.
-        has_rested: plans after a rest are looked at and not carried out until they pay; those at
-            the very beginning are.
         chosen: drafts a request of the newest plans, oldest first.
         profile: tokens by share of the drafts, of one request.
     """
@@ -94,7 +92,6 @@ class _Record:
     mean_gain: float | None = None
     mean_square: float = 0.0
     num_rests: int = 0
-    has_rested: bool = False
     chosen: deque[float] = field(default_factory=lambda: deque(maxlen=_PLANS_OF_AGE))
     profile: Times | None = None
 
@@ -106,23 +103,18 @@ class _Record:
         self.mean_gain = old + weight * (gain - old)
         self.mean_square += weight * (gain * gain - self.mean_square)
 
-    def pays(self, cost_noise: float) -> bool:
-        """Whether the mean gain is above its noise, or not known well enough to say no."""
-        if self.mean_gain is None or not self.is_judged:
-            return True
+    def pays(self, cost_noise: float) -> bool | None:
+        """Whether the mean gain is above its noise; None: not known well enough."""
+        if self.mean_gain is None or self.gains < _PLANS_TO_JUDGE:
+            return None
         variance = max(0.0, self.mean_square - self.mean_gain**2)
         error = math.sqrt(variance / min(self.gains, 1.0 / _SMOOTHING))
-        return self.mean_gain > max(cost_noise, error)
+        return bool(self.mean_gain > max(cost_noise, error))
 
     def rest(self) -> None:
         """Make no plans for a while, and judge anew after it."""
-        self.num_rests, self.gains, self.has_rested = _STEPS_TO_REST, 0, True
+        self.num_rests, self.gains = _STEPS_TO_REST, 0
         self.chosen.clear()
-
-    @property
-    def is_judged(self) -> bool:
-        """Whether there are enough gains for a mean."""
-        return self.gains >= _PLANS_TO_JUDGE
 
     def add_tokens(self, tokens: Times) -> None:
         """Remember tokens by K, of a request by the share of its drafts."""
@@ -169,8 +161,8 @@ class VerifyPlanner:
             max_rows: most rows of a step, for example of the sampler's buffers; None: no limit
                 but max_num_seqs * (1 + max_drafts).
             scheduling: which confidences `plan` is given.
-            falls_back: whether it uses the fixed length, and plans no more for a while, where it
-                gains less than the noise of its figures.
+            falls_back: whether it uses the fixed length until it is known to gain more than the
+                noise of its figures, and plans no more for a while where it does not.
             overhead_us: what a planned step costs beside a fixed one; None: the planner's own
                 time, which it measures, and nothing else.
             clock_us: monotonic microseconds; None: this process's.
@@ -249,17 +241,16 @@ class VerifyPlanner:
             record.num_rests -= 1
             return fixed
         # Before this step is looked at: its confidences know drafts that are decided about now.
-        pays = not self._falls_back or record.pays(self._noise)
+        pays = True if not self._falls_back else record.pays(self._noise)
         self.num_plans += 1
         begin = self._clock_us()
         budget = self._choose(survival, num_sampling, num_other_rows, limit, record)
         self._count_own_time(self._clock_us() - begin)
-        if limit >= fixed.num_drafts:
-            if not pays:
-                record.rest()
-                return fixed
-            if budget >= fixed.num_drafts or (record.has_rested and not record.is_judged):
-                return fixed
+        if pays is False:
+            record.rest()
+        # Until plans are known to pay they are looked at, and not carried out.
+        if limit >= fixed.num_drafts and (not pays or budget >= fixed.num_drafts):
+            return fixed
         return PlannedBudget(budget, PlanMode.DYNAMIC)
 
     def expected_gain(self, num_sampling: int) -> float | None:

@@ -31,7 +31,8 @@ GOOD_AND_BAD = survival((1.0, 0.99, 0.98), (0.05, 0.01, 0.0))
 
 @pytest.mark.parametrize("scheduling", Scheduling)
 def test_drafts_that_do_not_pay_for_their_rows_are_left_out(scheduling: Scheduling) -> None:
-    assert planner(scheduling=scheduling).plan(2, GOOD_AND_BAD) == (3, PlanMode.DYNAMIC)
+    tested = planner(scheduling=scheduling, falls_back=False)
+    assert tested.plan(2, GOOD_AND_BAD) == (3, PlanMode.DYNAMIC)
 
 
 def test_unknown_requests_are_verified_whole() -> None:
@@ -49,8 +50,9 @@ def test_rows_of_others_cost_and_yield_nothing() -> None:
     """A step that is long anyway verifies what a short one would not."""
     steep = CostTables({1: 1.0}, {1: 10.0, 1000: 9001.0})
     drafts = survival((0.5, 0.2, 0.1))
-    alone = planner(steep).plan(1, drafts).num_drafts
-    beside = planner(steep).plan(1, drafts, num_other_rows=500).num_drafts
+    tested = planner(steep, falls_back=False)
+    alone = tested.plan(1, drafts).num_drafts
+    beside = tested.plan(1, drafts, num_other_rows=500).num_drafts
     assert (alone, beside) == (0, 3)
 
 
@@ -66,7 +68,8 @@ def test_rows_of_the_samplers_buffers_are_a_limit(known: bool) -> None:
 def test_a_step_up_that_must_be_filled_is_filled() -> None:
     costs = CostTables({1: 1.0}, {4: 100.0, 8: 120.0, 16: 300.0}, tiers=(4, 8, 16))
     drafts = survival((0.9, 0.5, 0.3), (0.9, 0.2, 0.1), (0.5, 0.1, 0.1))
-    assert planner(costs).plan(3, drafts) == PlannedBudget(5, PlanMode.DYNAMIC)
+    tested = planner(costs, falls_back=False)
+    assert tested.plan(3, drafts) == PlannedBudget(5, PlanMode.DYNAMIC)
 
 
 def test_where_planning_does_not_pay_it_rests_and_tries_again() -> None:
@@ -97,8 +100,17 @@ def test_a_gain_within_the_noise_of_the_costs_is_no_gain() -> None:
     gain = exact.expected_gain(2)
     assert gain is not None
     assert gain > 0.0
-    assert modes(gain / 2) == {PlanMode.DYNAMIC}
-    assert PlanMode.FIXED in modes(2 * gain)
+    assert PlanMode.DYNAMIC in modes(gain / 2)
+    assert modes(2 * gain) == {PlanMode.FIXED}
+
+
+def test_plans_are_carried_out_when_they_are_known_to_pay() -> None:
+    tested = planner()
+    modes = [tested.plan(2, GOOD_AND_BAD).mode for _ in range(40)]
+    first = modes.index(PlanMode.DYNAMIC)
+    # Sixteen gains, the first of them with the third plan.
+    assert first == 18
+    assert set(modes[first:]) == {PlanMode.DYNAMIC}
 
 
 def test_after_a_rest_plans_are_carried_out_once_they_pay() -> None:
