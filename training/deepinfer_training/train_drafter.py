@@ -25,6 +25,7 @@ from deepinfer_training.architecture import Architecture
 from deepinfer_training.drafter import Anchors, DraftLoss, draft_loss, initial_drafter
 from deepinfer_training.evaluation import Model
 from deepinfer_training.optimizer import adamw, set_rate
+from deepinfer_training.own_text import OwnText
 from deepinfer_training.parameters import Part, load_master, save_master
 from deepinfer_training.run_log import RunLog
 from deepinfer_training.sampler import continue_prompts
@@ -49,17 +50,19 @@ class DraftBatches:
     Attributes:
         own_every: every so many steps the batch is the target's own continuations.
         own_prompts: prompts that the target continues before the first step.
+        own_anchors: blocks drafted in a row of the target's own text.
         anchors: blocks drafted in a sequence of training text.
         scale: divides all batch sizes, for a small machine.
     """
 
     own_every: int = 4
     own_prompts: int = 1024
+    own_anchors: int = 16
     anchors: int = 128
     scale: int = 1
 
     def __post_init__(self) -> None:
-        for name in ("own_every", "own_prompts", "anchors", "scale"):
+        for name in ("own_every", "own_prompts", "own_anchors", "anchors", "scale"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name} is {getattr(self, name)}; expected a number from 1")
 
@@ -82,8 +85,9 @@ class DraftTrainer:
         self._optimizer = adamw(drafter, _RATE)
         self._trained = [value for value in drafter.values() if value.requires_grad]
         self._generator = torch.Generator(target.device).manual_seed(seed)
+        self._host_generator = torch.Generator().manual_seed(seed)
         self._index = 0
-        self.own: Tensor | None = None
+        self._own: OwnText | None = None
 
     def parameters(self) -> dict[str, Tensor]:
         """The drafter's and what it shares with the target."""
@@ -102,26 +106,47 @@ class DraftTrainer:
         """Let the target continue training prompts, half of them greedily, at 0.6 and at 1."""
         ids, _ = self.natural(prompts, prompt_length)
         temperatures = torch.tensor([0.0, 0.0, 0.6, 1.0])[torch.arange(prompts) % 4]
-        self.own = continue_prompts(self.target, ids, count, temperatures, self._generator)
-
-    def own_batch(self, count: int) -> tuple[Tensor, Tensor]:
-        """Random rows of the target's own continuations."""
-        assert self.own is not None  # written before the first step
-        rows = torch.randint(
-            len(self.own), (count,), generator=self._generator, device=self.own.device
-        )
-        ids = self.own[rows]
-        return ids, torch.zeros_like(ids)
-
-    def step(
-        self, ids: Tensor, documents: Tensor, num_anchors: int, first: int, progress: float
-    ) -> DraftLoss:
-        """One update on blocks at random anchors from position `first` on."""
+        ids = continue_prompts(self.target, ids, count, temperatures, self._generator)
         size = self.target.arch.dspark_block_size
-        positions = torch.randint(
-            first, ids.shape[1] - size, (len(ids), num_anchors),
-            generator=self._generator, device=ids.device,
-        )  # fmt: skip
+        # The prompt's text is drafted as well, from where its window is full on.
+        starts = torch.full((prompts,), self.target.arch.sliding_window, device=ids.device)
+        padded = torch.nn.functional.pad(ids, (0, size), value=self.target.arch.pad_token_id)
+        self._own = OwnText(padded, starts, torch.full_like(starts, ids.shape[1]))
+
+    def take_own(self, own: OwnText) -> None:
+        """Use text that the engine wrote."""
+        self._own = own.to(self.target.device)
+
+    def own_step(self, count: int, num_anchors: int, progress: float) -> DraftLoss:
+        """One update on rows of about one length of the target's own text."""
+        assert self._own is not None  # written before the first step
+        last = max(1, len(self._own.ids) - count)
+        first = int(torch.randint(last, (1,), generator=self._host_generator))
+        own = self._own.part(first, count, self.target.arch)
+        # An anchor has one token behind it at least; the token before the answer is one, too.
+        positions = self._between(own.starts - 1, own.stops - 1, num_anchors)
+        return self._step(own.ids, own.documents(), positions, progress)
+
+    def natural_step(self, count: int, length: int, num_anchors: int, progress: float) -> DraftLoss:
+        """One update on training text."""
+        ids, documents = self.natural(count, length)
+        size = self.target.arch.dspark_block_size
+        low = torch.zeros(count, dtype=torch.int64, device=ids.device)
+        positions = self._between(low, low + length - size, num_anchors)
+        return self._step(ids, documents, positions, progress)
+
+    def _between(self, low: Tensor, high: Tensor, num_anchors: int) -> Tensor:
+        """[B, A] random positions from low [B] to high [B], the latter excluded."""
+        share = torch.rand(
+            (len(low), num_anchors), generator=self._generator, device=self.target.device
+        )
+        return low.unsqueeze(1) + (share * (high - low).unsqueeze(1)).long()
+
+    def _step(
+        self, ids: Tensor, documents: Tensor, positions: Tensor, progress: float
+    ) -> DraftLoss:
+        """One update on blocks at anchors [B, A]."""
+        size = self.target.arch.dspark_block_size
         rotation = self.target.planner.plain_rotation(ids.shape[1] + size)
         anchors = Anchors(positions, documents, rotation)
         with torch.no_grad():
@@ -154,7 +179,11 @@ class DraftTrainer:
 
 
 def train_drafter(
-    trainer: DraftTrainer, minutes: float, batches: DraftBatches, log: RunLog
+    trainer: DraftTrainer,
+    minutes: float,
+    batches: DraftBatches,
+    log: RunLog,
+    own: OwnText | None = None,
 ) -> None:
     """Train until the time is over.
 
@@ -163,21 +192,23 @@ def train_drafter(
         minutes: by the clock, the target's continuations included.
         batches: sizes.
         log: receives progress.
+        own: text of the target; None: it continues training text first.
     """
     started, limit_s, scale = time.monotonic(), minutes * 60, batches.scale
-    prompts = batches.own_prompts // scale
-    trainer.write_own(prompts, 96, 96)
-    log.line(f"target continued {prompts} prompts in {time.monotonic() - started:.1f} s")
+    if own is not None:
+        trainer.take_own(own)
+    else:
+        prompts = batches.own_prompts // scale
+        trainer.write_own(prompts, 96, 96)
+        log.line(f"target continued {prompts} prompts in {time.monotonic() - started:.1f} s")
     steps, reported = 0, time.monotonic()
     while (progress := (time.monotonic() - started) / limit_s) < 1.0:
         if steps % batches.own_every == 0:
-            ids, documents = trainer.own_batch(max(2, 128 // scale))
-            loss = trainer.step(ids, documents, 16, 32, progress)
+            loss = trainer.own_step(max(2, 128 // scale), batches.own_anchors, progress)
         else:
             length = 1024 if scale == 1 else 256
-            ids, documents = trainer.natural(max(2, 32 // scale), length)
             anchors = batches.anchors if scale == 1 else 16
-            loss = trainer.step(ids, documents, anchors, 0, progress)
+            loss = trainer.natural_step(max(2, 32 // scale), length, anchors, progress)
         steps += 1
         if time.monotonic() - reported >= _REPORT_EVERY_S or steps == 1:
             reported = time.monotonic()
@@ -205,12 +236,18 @@ def main() -> int:
                         help="steps between batches of the target's own text")  # fmt: skip
     parser.add_argument("--own-prompts", type=int, default=1024, metavar="N",
                         help="prompts that the target continues first")  # fmt: skip
+    parser.add_argument("--own", type=Path, metavar="FILE",
+                        help="own text that deepinfer_training.own_text wrote")  # fmt: skip
+    parser.add_argument("--own-anchors", type=int, default=16, help="blocks drafted in its rows")
     parser.add_argument("--anchors", type=int, default=128, help="blocks drafted in a sequence")
     parser.add_argument("--scale", type=int, default=1, help="divides all batch sizes")
     args = parser.parse_args()
     device = pick_device(args.device)
     try:
-        batches = DraftBatches(args.own_every, args.own_prompts, args.anchors, args.scale)
+        batches = DraftBatches(
+            args.own_every, args.own_prompts, args.own_anchors, args.anchors, args.scale
+        )
+        own = None if args.own is None else OwnText.load(args.own)
         arch = Architecture.from_json(args.config)
         source = SequenceSource(args.data, arch.pad_token_id)
         backbone = load_master(arch, Part.BACKBONE, master_files(args.run), device)
@@ -231,7 +268,7 @@ def main() -> int:
         "seed": args.seed, "base_rate": _RATE, "resumed": args.resume, "batches": asdict(batches),
     }  # fmt: skip
     log = RunLog(args.run / "drafter_log.json", header)
-    train_drafter(trainer, args.minutes, batches, log)
+    train_drafter(trainer, args.minutes, batches, log, own)
     files = save_master(trainer.drafter, args.run, DRAFTER_STEM)
     log.save()
     log.line(f"drafter in {len(files)} files")
