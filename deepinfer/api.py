@@ -21,6 +21,7 @@ from deepinfer.engine.timeline import Timeline
 from deepinfer.model.loading import load_model
 from deepinfer.model.trace_run import trace_tokens
 from deepinfer.model.tracing import TraceSink
+from deepinfer.speculation.metrics import SpeculationMetrics
 
 __all__ = ["LLM", "EngineConfig", "Prompt", "RequestOutput", "SamplingParams", "trace"]
 
@@ -174,6 +175,11 @@ class LLM:
     def timeline(self) -> Timeline:
         """What host and device did so far, if a timeline file was named."""
         return self.engine.timeline
+
+    @property
+    def speculation(self) -> SpeculationMetrics | None:
+        """What came of drafts so far; None without speculation."""
+        return self.engine.speculation
 
     def close(self) -> None:
         """Free the device."""

@@ -74,6 +74,7 @@ def run(args: argparse.Namespace) -> int:
     from deepinfer.batch.run import run_batch
     from deepinfer.cli.console import stderr_console
     from deepinfer.cli.report import write_json
+    from deepinfer.cli.speculation_line import show_speculation
     from deepinfer.cli.timeline_table import show_timeline
     from deepinfer.engine.llm_engine import LLMEngine
     from deepinfer.text.tokenizer import TextTokenizer
@@ -97,7 +98,8 @@ def run(args: argparse.Namespace) -> int:
             on_record=_print_record if args.print else None,
         )
     _show_summary(stderr_console(), summary, args.output)
-    figures = summary.to_json() | show_timeline(engine.timeline)
+    figures = summary.to_json() | show_speculation(engine.speculation)
+    figures |= show_timeline(engine.timeline)
     if args.json is not None:
         write_json(args.json, _COMMAND, figures, config=config)
     return summary.exit_code

@@ -86,6 +86,7 @@ def run(args: argparse.Namespace) -> int:
     prompts = read_prompts(args.prompts, args.file)
 
     from deepinfer.api import LLM
+    from deepinfer.cli.speculation_line import show_speculation
     from deepinfer.cli.timeline_table import show_timeline
     from deepinfer.engine.sampling_params import SamplingParams
 
@@ -100,7 +101,7 @@ def run(args: argparse.Namespace) -> int:
             _show(outputs)
         figures = _count(outputs, seconds=time.perf_counter() - start_s)
     _report(outputs, figures)
-    figures |= show_timeline(llm.timeline)
+    figures |= show_speculation(llm.speculation) | show_timeline(llm.timeline)
     if args.json is not None:
         from deepinfer.cli.report import write_json
 

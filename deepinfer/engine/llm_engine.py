@@ -47,7 +47,7 @@ from deepinfer.model.config import V41Config
 from deepinfer.model.drafter import Drafter
 from deepinfer.model.loading import load_model
 from deepinfer.speculation.calibration import CALIBRATION_FILE, load_temperatures
-from deepinfer.speculation.metrics import SpeculationMetrics
+from deepinfer.speculation.metrics import Places, SpeculationMetrics
 from deepinfer.speculation.planner import VerifyPlanner
 from deepinfer.text.tokenizer import TextTokenizer
 
@@ -78,6 +78,10 @@ class EngineStats:
         host_used_bytes: bytes of blocks and windows in host memory.
         num_loaded_blocks: blocks that came back from there.
         num_loaded_windows: sequences whose windows came from there.
+        num_rounds: decode steps times their sequences, with a drafter.
+        drafted_by_place: drafts that those had, by place in the block; empty without a drafter.
+        verified_by_place: of these, drafts that were verified.
+        accepted_by_place: of these, drafts that were accepted.
     """
 
     num_running: int
@@ -97,6 +101,10 @@ class EngineStats:
     host_used_bytes: int
     num_loaded_blocks: int
     num_loaded_windows: int
+    num_rounds: int
+    drafted_by_place: tuple[int, ...]
+    verified_by_place: tuple[int, ...]
+    accepted_by_place: tuple[int, ...]
 
 
 class LLMEngine:
@@ -382,6 +390,8 @@ class LLMEngine:
         scheduler = self._scheduler
         reuse = PrefixStats() if scheduler.reuse is None else scheduler.reuse.stats
         tier = None if scheduler.reuse is None else scheduler.reuse.tier
+        metrics = self.speculation
+        places = Places(0) if metrics is None else metrics.places
         return EngineStats(
             num_running=len(scheduler.running),
             num_waiting=len(scheduler.waiting),
@@ -400,6 +410,10 @@ class LLMEngine:
             host_used_bytes=0 if tier is None else tier.tier.num_bytes,
             num_loaded_blocks=0 if tier is None else tier.num_loaded_blocks,
             num_loaded_windows=0 if tier is None else tier.num_loaded_windows,
+            num_rounds=places.num_rounds,
+            drafted_by_place=tuple(places.drafted.tolist()),
+            verified_by_place=tuple(places.verified.tolist()),
+            accepted_by_place=tuple(places.accepted.tolist()),
         )
 
     def step(self) -> list[RequestOutput]:

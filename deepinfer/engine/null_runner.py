@@ -246,6 +246,8 @@ class NullStepRunner:
                 # As the ring of a real device: a sequence past its end stays where it was.
                 result = _Result(result.owner, result.context_len, (_REFUSED_DRAFT,))
             self._results[place] = result
+            if built.batch.kind is StepKind.DECODE:
+                output.num_verified[row] = int(built.batch.query_lens[row]) - 1
             output.num_accepted[row] = len(result.token_ids) - 1
             output.token_ids[row, : len(result.token_ids)] = torch.tensor(result.token_ids)
 

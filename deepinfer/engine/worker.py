@@ -20,6 +20,7 @@ from torch import Tensor
 from deepinfer.config import EngineConfig
 from deepinfer.device.backend import DECODE_GRAPHS, Backend
 from deepinfer.device.errors import ConfigError
+from deepinfer.device.numerics import Determinism
 from deepinfer.device.ops import state
 from deepinfer.device.ops.sampling import Logprobs
 from deepinfer.device.ops.state import StepInputs, StepResults
@@ -384,7 +385,8 @@ def num_drafts(config: EngineConfig, model_config: V41Config) -> int:
     """Drafts of a request in a step, as configured or as many as the drafter gives.
 
     Raises:
-        ConfigError: more than the drafter was trained to give.
+        ConfigError: more than the drafter was trained to give; or so many that a full step could
+            not verify all of them, which would make a seeded answer depend on its company.
     """
     size = model_config.dspark_block_size
     wanted = config.speculation.max_drafts or size
@@ -392,6 +394,15 @@ def num_drafts(config: EngineConfig, model_config: V41Config) -> int:
         raise ConfigError(
             f"speculation.max_drafts = {wanted}, but the checkpoint's drafter gives {size} drafts "
             f"(dspark_block_size); set it to {size} or less, or leave it out"
+        )
+    scheduler = config.scheduler
+    num_rows = scheduler.max_num_seqs * (1 + wanted)
+    if config.determinism is Determinism.DETERMINISTIC and num_rows > scheduler.max_num_tokens:
+        raise ConfigError(
+            f"determinism = deterministic with {wanted} drafts for {scheduler.max_num_seqs} "
+            f"sequences (scheduler.max_num_seqs) needs steps of {num_rows} rows, but "
+            f"scheduler.max_num_tokens is {scheduler.max_num_tokens}; raise it, or lower "
+            "speculation.max_drafts"
         )
     return wanted
 

@@ -22,6 +22,7 @@ from deepinfer.speculation.planner import Scheduling, VerifyPlanner
 from deepinfer.text.tokenizer import TextTokenizer
 from deepinfer_reference.backend import ReferenceBackend
 from deepinfer_reference.runtime import ReferenceRuntime, RuntimeMode
+from tests.backend.engine.any_budget import AnyBudget
 from tests.backend.engine.scripted_model import Script, ScriptedDrafter, ScriptedModel
 
 GOLDEN = Path(__file__).parents[2] / "data/golden"
@@ -84,6 +85,9 @@ def scripted_engine(
     model_class: type[ScriptedModel] = ScriptedModel,
     runtime_seed: int | None = None,
     propose: Script | None = None,
+    budget_seed: int | None = None,
+    block_size: int | None = None,
+    max_positions: int | None = None,
     confidence: Callable[[int], float] = lambda position: 0.9,
     costs: CostTables | None = None,
 ) -> LLMEngine:
@@ -96,6 +100,10 @@ def scripted_engine(
         runtime_seed: of an adversarial runtime; None takes the runtime of the configuration.
         propose: next draft from the tokens so far; None: the target's own script. Counts if the
             configuration speculates.
+        budget_seed: of a planner that chooses any budget, if the configuration speculates; None:
+            all drafts are verified, or what the costs say.
+        block_size: of the drafter; None: that of the checkpoint.
+        max_positions: of the model; None: that of the checkpoint.
         confidence: of the draft at a position.
         costs: what the planner of `speculation.mode=dynamic` reckons with; it never rests.
     """
@@ -108,6 +116,10 @@ def scripted_engine(
         backend.close()
         backend.runtime = ReferenceRuntime(RuntimeMode.ADVERSARIAL, seed=runtime_seed)
     model_config = V41Config.from_json(directory)
+    changes = {"dspark_block_size": block_size, "max_position_embeddings": max_positions}
+    model_config = model_config.model_copy(
+        update={name: value for name, value in changes.items() if value is not None}
+    )
     model = model_class(model_config, backend, script)
     # The worker's own calls of ops are checked, too.
     drafter = None
@@ -115,8 +127,11 @@ def scripted_engine(
         drafter = ScriptedDrafter(model, propose or script, confidence=confidence)
     worker = Worker.for_engine(config, checked(backend), model, model_config, drafter=drafter)
     tokenizer = TextTokenizer.from_directory(directory)
-    planner = None
-    if config.speculation.mode is SpeculationMode.DYNAMIC:
+    planner: VerifyPlanner | None = None
+    if worker.max_drafts and budget_seed is not None:
+        max_num_seqs = config.scheduler.max_num_seqs
+        planner = AnyBudget(budget_seed, max_drafts=worker.max_drafts, max_num_seqs=max_num_seqs)
+    elif config.speculation.mode is SpeculationMode.DYNAMIC:
         assert costs is not None, "dynamic speculation wants costs"
         lags = config.scheduler.async_depth > 0
         planner = VerifyPlanner(

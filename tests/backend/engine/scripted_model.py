@@ -52,17 +52,17 @@ class ScriptedModel:
             known = self.tokens.setdefault(slot, [])
             if batch.kind is StepKind.DECODE:
                 fed = batch.input_ids[first : first + length].tolist()
-                self.check_drafts(known[:context], fed)
+                self.check_drafts(slot, known[:context], fed)
             known[context:] = batch.input_ids[first : first + length].tolist()
             assert len(known) == context + length, "the engine skipped a position"
             before += [known[: context + row + 1] for row in range(length)]
             first += length
         return self._forwarded(batch, before)
 
-    def check_drafts(self, known: list[int], fed: list[int]) -> None:
+    def check_drafts(self, slot: int, known: list[int], fed: list[int]) -> None:
         """Drafts between rows are what the drafter made of the tokens before them, or a part."""
         if self.blocks and len(fed) > 1:
-            block = self.blocks.get((*known, fed[0]))
+            block = self.blocks.get((slot, *known, fed[0]))
             assert block is not None, "drafts that nobody made of these tokens"
             assert fed[1:] == block[: len(fed) - 1], "drafts of another request or step"
 
@@ -134,7 +134,7 @@ class CheckingModel(ScriptedModel):
             if known[seq]:
                 context = int(batch.context_lens[seq])
                 if batch.kind is StepKind.DECODE:
-                    self.check_drafts(known[seq][:context], known[seq][context:])
+                    self.check_drafts(slot, known[seq][:context], known[seq][context:])
                 self.tokens[slot] = known[seq]
         return self._forwarded(batch, before)
 
@@ -205,7 +205,7 @@ class ScriptedDrafter:
                 assert self._reached[slot] == position, "context of refused drafts, or too little"
             own, rows_of = self._block([*known, anchor], batch, seq, num_drafts)
             if batch.valid[seq]:
-                self._model.blocks[*known, anchor] = own
+                self._model.blocks[slot, *known, anchor] = own
             tokens.append(own)
             logits.append(rows_of)
         confidences = torch.tensor(

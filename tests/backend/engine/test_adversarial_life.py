@@ -43,6 +43,7 @@ class AdversarialLife(RuleBasedStateMachine):
         chunk=st.sampled_from([1, 4, 64]),
         max_drafts=st.sampled_from([0, 1, 3, 5]),
         errs_every=st.integers(1, 9),
+        budget_seed=st.none() | st.integers(0, 1 << 16),
     )
     def begin(
         self,
@@ -52,6 +53,7 @@ class AdversarialLife(RuleBasedStateMachine):
         chunk: int,
         max_drafts: int,
         errs_every: int,
+        budget_seed: int | None,
     ) -> None:
         def propose(known: list[int]) -> int:
             return script(known) if len(known) % errs_every else 19
@@ -71,6 +73,9 @@ class AdversarialLife(RuleBasedStateMachine):
             model_class=CheckingModel,
             runtime_seed=runtime_seed,
             propose=propose,
+            budget_seed=budget_seed,
+            # Different by position, so that a budget is dealt out unevenly.
+            confidence=lambda position: 0.3 + position % 7 / 10,
         )
 
     @property

@@ -6,15 +6,20 @@ script. The drafter checks on its way that its context holds the final tokens an
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator
 
 import pytest
 import torch
 from torch import Tensor
 
+from deepinfer.device.errors import ConfigError
+from deepinfer.device.ops.sampling import SampleParams, SampleWork
 from deepinfer.engine.llm_engine import LLMEngine
 from deepinfer.engine.outputs import FinishReason, RequestOutput
 from deepinfer.engine.sampling_params import SamplingParams
+from deepinfer_conformance.compare import chi_square
+from deepinfer_conformance.naive.sampling import filter_logits
 from tests.backend.engine.conftest import collect, scripted_engine
 from tests.backend.engine.scripted_model import CheckingModel, Script
 
@@ -50,6 +55,7 @@ def make(request: pytest.FixtureRequest) -> Iterator[Make]:
         propose: Script | None = None,
         *,
         max_drafts: int | None = None,
+        budget_seed: int | None = None,
         **overrides: object,
     ) -> LLMEngine:
         speculation: dict[str, object] = {}
@@ -63,6 +69,8 @@ def make(request: pytest.FixtureRequest) -> Iterator[Make]:
             model_class=CheckingModel,
             runtime_seed=len(made),
             propose=propose,
+            budget_seed=budget_seed,
+            confidence=lambda position: 0.3 + position % 7 / 10,
         )
         made.append(engine)
         return engine
@@ -100,6 +108,19 @@ def test_tokens_are_those_without_speculation(make: Make, max_drafts: int, every
     plain = answers(make(rising, max_drafts=0), *asked)
     engine = make(rising, wrong_at(rising, every), max_drafts=max_drafts)
     assert told(answers(engine, *asked)) == told(plain)
+
+
+@pytest.mark.parametrize("budget_seed", range(4))
+@pytest.mark.parametrize("every", [2, 100])
+def test_tokens_do_not_depend_on_the_budget(make: Make, budget_seed: int, every: int) -> None:
+    asked = [greedy(max_tokens=9 + 3 * index, logprobs=0) for index in range(5)]
+    asked.append(greedy(frequency_penalty=1.5, logit_bias={30: 5.0}, min_tokens=4))
+    plain = answers(make(rising, max_drafts=0), *asked)
+    engine = make(rising, wrong_at(rising, every), budget_seed=budget_seed)
+    assert told(answers(engine, *asked)) == told(plain)
+    assert engine.speculation is not None
+    places = engine.speculation.places
+    assert places.verified.sum() < places.drafted.sum()
 
 
 @pytest.mark.parametrize("max_drafts", [1, 3, 5])
@@ -271,3 +292,118 @@ def test_aborts_leave_no_trace(make: Make) -> None:
         engine.abort("drop")
         kept = collect(engine)["keep"][-1]
         assert kept.outputs[0].token_ids == expected.outputs[0].token_ids
+
+
+@pytest.mark.parametrize("prompt_len", [8, 1000, 4000])
+@pytest.mark.parametrize("depth", [0, 1])
+def test_a_drafter_equal_to_the_target_is_always_accepted(prompt_len: int, depth: int) -> None:
+    """P55."""
+    for max_drafts in range(1, 9):
+        engine = scripted_engine(
+            lambda known: 20 + (7 * known[-1] + len(known)) % 250,
+            {
+                "scheduler.async_depth": depth,
+                "scheduler.max_num_seqs": 1,
+                "speculation.mode": "fixed",
+                "speculation.max_drafts": max_drafts,
+                "max_model_len": 8192,
+            },
+            block_size=8,
+            max_positions=8192,
+        )
+        num_blocks = 3
+        params = greedy(max_tokens=1 + num_blocks * (1 + max_drafts))
+        engine.add_request("r", [5 + index % 90 for index in range(prompt_len)], params)
+        collect(engine)
+        assert engine.speculation is not None
+        places = engine.speculation.places
+        assert places.conditional == [1.0] * max_drafts
+        assert places.accepted.tolist() == [num_blocks] * max_drafts
+        engine.close()
+
+
+def test_more_drafts_than_the_drafter_gives_are_refused() -> None:
+    """P64."""
+    with pytest.raises(ConfigError, match=r"max_drafts = 6, but .* gives 5 drafts"):
+        scripted_engine(rising, {"speculation.mode": "fixed", "speculation.max_drafts": 6})
+
+
+def test_a_deterministic_run_needs_room_for_every_draft() -> None:
+    settings = {
+        "speculation.mode": "fixed",
+        "determinism": "deterministic",
+        "scheduler.max_num_seqs": 16,
+        "scheduler.max_num_tokens": 95,
+    }
+    with pytest.raises(ConfigError, match="needs steps of 96 rows"):
+        scripted_engine(rising, settings)
+
+
+TOY = 6
+NUM_ANSWERS = 250
+
+
+def toy_logits(seed: int) -> Callable[[list[int]], Tensor]:
+    """Logits of a toy vocabulary that depend on the newest token."""
+    table = torch.randn(VOCABULARY, TOY, generator=torch.Generator().manual_seed(seed))
+
+    def script(known: list[int]) -> Tensor:
+        row = torch.full((VOCABULARY,), float("-inf"))
+        row[100 : 100 + TOY] = table[known[-1]]
+        return row
+
+    return script
+
+
+@pytest.mark.parametrize(
+    ("budget_seed", "fields"),
+    [
+        (None, {"temperature": 0.7, "top_k": 4}),
+        (3, {}),
+        (5, {"top_p": 0.8, "min_p": 0.05}),
+    ],
+    ids=["fixed", "any budget", "any budget, filtered"],
+)
+def test_sampled_tokens_have_the_distribution_of_the_target(
+    budget_seed: int | None, fields: dict[str, float]
+) -> None:
+    """Pairs of neighbouring tokens of each answer, so that all places in a block count."""
+    target, drafter = toy_logits(1), toy_logits(2)
+    engine = scripted_engine(
+        target,
+        {"speculation.mode": "fixed", "speculation.max_drafts": 3, "scheduler.max_num_seqs": 64},
+        propose=drafter,
+        budget_seed=budget_seed,
+        confidence=lambda position: 0.2 + position % 5 / 6,
+    )
+    params = SamplingParams.model_validate({"n": NUM_ANSWERS, "max_tokens": 6, "seed": 11} | fields)
+    engine.add_request("r", [5], params)
+    answers = collect(engine)["r"][-1].outputs
+    assert engine.speculation is not None
+    accepted = engine.speculation.places.accepted
+    assert accepted[0] > 0 < accepted[-1]
+    engine.close()
+    counts = torch.zeros(VOCABULARY, TOY, dtype=torch.int64)
+    for answer in answers:
+        known = [5, *answer.token_ids]
+        for before, token in itertools.pairwise(known):
+            counts[before, token - 100] += 1
+    for before in (5, *range(100, 100 + TOY)):
+        verdict = chi_square(counts[before], _shares(target([before]), params), 1e-5)
+        assert verdict.passed, (before, verdict)
+
+
+def _shares(logits: Tensor, params: SamplingParams) -> Tensor:
+    """What `params` make of one row; [TOY] float64."""
+    one = torch.ones(1)
+    rows = SampleParams(
+        temperature=one * params.temperature,
+        top_k=torch.tensor([max(0, params.top_k)]),
+        top_p=one * params.top_p,
+        min_p=one * params.min_p,
+        seeds=torch.zeros(1, dtype=torch.int64),
+        sample_index=torch.zeros(1, dtype=torch.int64),
+        positions=torch.zeros(1, dtype=torch.int64),
+    )
+    kept = filter_logits(logits[100 : 100 + TOY].unsqueeze(0), rows, SampleWork.SORTED)
+    return torch.softmax(kept[0], -1)

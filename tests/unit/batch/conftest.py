@@ -49,6 +49,7 @@ class ScriptedEngine:
     max_num_open: int = 0
     num_generated: int = 0
     timeline: Timeline = field(default_factory=Timeline)
+    speculation: None = None
 
     def close(self) -> None:
         """Nothing to free."""

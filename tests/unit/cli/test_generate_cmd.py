@@ -24,6 +24,7 @@ class ScriptedLLM:
     seen_configs: list[EngineConfig]
 
     timeline = Timeline()
+    speculation = None
 
     def __init__(self, config: EngineConfig, *, timeline_file: Path | None = None) -> None:
         self.seen_configs.append(config)
