@@ -12,6 +12,7 @@ from deepinfer_conformance.bench import Bench
 from deepinfer_conformance.feature_cases import BATCH_INVARIANT
 from deepinfer_conformance.outcome import Measure, Outcome, Status
 from deepinfer_conformance.scenarios.worlds import (
+    BOUNDED_REPLAY,
     NUM_TOKENS,
     PROMPTS,
     World,
@@ -35,6 +36,7 @@ def suite_cases() -> Iterator[SuiteCase]:
         "preemption": _preempted,
         "prefix-hits": _known,
         "trace-chunks": _trace_chunks,
+        "bounded-replay": _bounded,
     }
     core: dict[str, _Check] = {"stop": _stopped, "seeds": _seeds, "async-depth": _depths}
     for numerics in Numerics:
@@ -72,6 +74,22 @@ def _chunked(bench: Bench, numerics: Numerics) -> list[str]:
         )
         wrong += _unlike(f"chunks of {chunk}", whole, generate(bench, config, greedy()))
     return wrong
+
+
+def _bounded(bench: Bench, numerics: Numerics) -> list[str]:
+    """Where the decoder starts depends on the prompt alone: not on chunks, company, preemption."""
+
+    def run(**changes: object) -> list[RequestOutput]:
+        config = world_config(World.TRAINED, numerics, replay=BOUNDED_REPLAY, **changes)
+        return generate(bench, config, greedy(40))
+
+    usual = run()
+    ways = {
+        "chunks of 7": run(scheduler={"prefill_chunk_tokens": 7, "max_num_tokens": 64}),
+        "one at a time": run(scheduler={"max_num_seqs": 1}),
+        "12 blocks of 16": run(cache={"block_size": 16, "num_blocks": 12}),
+    }
+    return [line for name, found in ways.items() for line in _unlike(name, usual, found)]
 
 
 def _company(bench: Bench, numerics: Numerics) -> list[str]:

@@ -13,6 +13,7 @@ from deepinfer_conformance.bench import Bench
 from deepinfer_conformance.locate import locate
 from deepinfer_conformance.outcome import Measure, Outcome, Status
 from deepinfer_conformance.scenarios.worlds import (
+    BOUNDED_REPLAY,
     PROMPTS,
     World,
     generate,
@@ -48,7 +49,8 @@ def suite_cases() -> Iterator[SuiteCase]:
 
     Random weights have near ties everywhere, and in normative numerics a right backend that
     rounds in another way leaves the reference's tokens at any margin: only their logits are
-    compared there.
+    compared there. Bounded replay is an approximation of the model, but one definite function:
+    both sides run it, and the same margins hold.
     """
     for world in World:
         for numerics in Numerics:
@@ -60,10 +62,16 @@ def suite_cases() -> Iterator[SuiteCase]:
                 case_id = f"scenarios/{name}:{numerics.value},{world.value}"
                 level = Level.QUICK if quick and name == "greedy" else Level.DEFAULT
                 yield SuiteCase(case_id, CORE, level, partial(run, case_id, world, numerics))
+    for numerics in Numerics:
+        case_id = f"scenarios/greedy-bounded-replay:{numerics.value},trained"
+        run = partial(_greedy, case_id, World.TRAINED, numerics, replay=BOUNDED_REPLAY)
+        yield SuiteCase(case_id, CORE, Level.DEFAULT, run)
 
 
-def _greedy(case_id: str, world: World, numerics: Numerics, bench: Bench) -> Outcome:
-    config, params = world_config(world, numerics), greedy(logprobs=2)
+def _greedy(
+    case_id: str, world: World, numerics: Numerics, bench: Bench, **changes: object
+) -> Outcome:
+    config, params = world_config(world, numerics, **changes), greedy(logprobs=2)
     theirs = generate(bench, config, params, on_reference=True)
     ours = generate(bench, config, params)
     measures, wrong = [], None

@@ -30,6 +30,8 @@ PROMPTS = (
     "written down in the log and forgotten. Whenever two messages come in at once,",
 )
 NUM_TOKENS = 20
+BOUNDED_REPLAY = {"mode": "bounded", "keep_tokens": 32}
+"""Replay section that cuts the longest prompt: as few kept tokens as the window allows."""
 
 
 def world_config(world: World, numerics: Numerics, **changes: object) -> EngineConfig:
