@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from deepinfer.device import formats
+from deepinfer.device.ops.sampling import Purpose, SampleParams
 from deepinfer_kernels.attention.sparse_attention_triton import sparse_attention
 from deepinfer_kernels.indexer.scores_triton import index_scores
 from deepinfer_kernels.indexer.select_triton import select_topk
@@ -19,6 +20,7 @@ from deepinfer_kernels.norm.rmsnorm_triton import rmsnorm, rmsnorm_truth
 from deepinfer_kernels.quant.gemm_triton import Operand, expert_gemm, gemm
 from deepinfer_kernels.quant.quantize_triton import round_a8
 from deepinfer_kernels.sampling.sample_triton import draw, filter_logits
+from deepinfer_reference.ops.sampling import gumbel_noise
 
 DEVICE = "cuda"
 WIDTH, HEADS, HEAD_WIDTH, STREAMS, VOCAB = 5120, 64, 512, 4, 129280
@@ -190,31 +192,30 @@ def indexer(entries: int = 32768) -> Iterator[Case]:
         q, weights = normal(rows, heads, width), normal(rows, heads)
         seq = torch.zeros(rows, dtype=torch.int64, device=DEVICE)
         visible = torch.full((rows,), entries, device=DEVICE)
-        scores = torch.randn(rows, entries, device=DEVICE)
 
-        def weighted(q: Tensor, weights: Tensor, keys: Tensor) -> Tensor:
-            return ((q @ keys.T).relu() * weights.unsqueeze(-1)).sum(1, dtype=torch.float32)
+        def own(
+            q: Tensor = q, weights: Tensor = weights, seq: Tensor = seq, visible: Tensor = visible
+        ) -> object:
+            scores = index_scores(
+                q, weights, cache, table, seq, visible, entries_per_block=per_block,
+                max_visible=entries,
+            )  # fmt: skip
+            return select_topk(scores, TOPK)
+
+        def best(q: Tensor, weights: Tensor, keys: Tensor) -> Tensor:
+            scores = ((q @ keys.T).relu() * weights.unsqueeze(-1)).sum(1, dtype=torch.float32)
+            return scores.topk(TOPK).indices.sort().values
 
         def composed(q: Tensor = q, weights: Tensor = weights) -> object:
             values = formats.dequantize_q4_ue8m0(cache[:, :64], cache[:, 64:])
-            return weighted(q, weights, values.bfloat16())
+            return best(q, weights, values.bfloat16())
 
         def dequantised(q: Tensor = q, weights: Tensor = weights) -> object:
-            return weighted(q, weights, keys)
+            return best(q, weights, keys)
 
         yield Case(
-            f"index scores {entries} entries", rows,
-            lambda q=q, weights=weights, seq=seq, visible=visible: index_scores(
-                q, weights, cache, table, seq, visible, entries_per_block=per_block,
-                max_visible=entries,
-            ),
-            composed, entries * 68 + rows * entries * 4, 2.0 * rows * heads * width * entries,
-            dequantised,
-        )  # fmt: skip
-        yield Case(
-            f"top {TOPK} of {entries}", rows, lambda scores=scores: select_topk(scores, TOPK),
-            lambda scores=scores: scores.topk(TOPK).indices.sort().values,
-            rows * entries * 4.0, 0.0,
+            f"index select, top {TOPK} of {entries}", rows, own, composed,
+            entries * 68 + rows * entries * 4, 2.0 * rows * heads * width * entries, dequantised,
         )  # fmt: skip
 
 
@@ -267,9 +268,11 @@ def sampler() -> Iterator[Case]:
                 z, temperature=ones, seeds=zeros, sample_index=zeros, positions=zeros, purpose=0
             )
 
-        def composed(logits: Tensor = logits) -> object:
-            uniform = torch.rand_like(logits)
-            return (logits - torch.log(-torch.log(uniform))).argmax(-1)
+        params = SampleParams(ones, zeros, ones, zeros.float(), zeros, zeros, zeros)
+
+        def composed(logits: Tensor = logits, params: SampleParams = params) -> object:
+            noise = gumbel_noise(params, Purpose.SAMPLE, VOCAB)
+            return (logits.double() / params.temperature.unsqueeze(1) + noise).argmax(-1)
 
         yield Case(f"temperature sampling of {VOCAB}", rows, own, composed, rows * VOCAB * 4.0, 0.0)
 
