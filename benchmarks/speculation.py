@@ -42,6 +42,8 @@ TALES = (
 )
 PROMPT_TOKENS = 32
 ROOM_TOKENS = 2048
+WATCHED_STEPS = 20
+"""Steps before anything is timed: the planner only watches the first plans of a batch size."""
 
 
 @dataclass(slots=True)
@@ -90,9 +92,10 @@ def prompts(engine: LLMEngine, count: int) -> Iterator[tuple[str, list[int]]]:
         if domain == "tales":
             text = TALES[turn % len(TALES)]
         else:
-            # Whole lines from further and further into the text.
+            # From the beginning of a line further and further into the text.
             whole = read_heldout(domain)
-            text = whole[whole.index("\n", 700 * turn) + 1 :][:400]
+            start = 700 * turn % max(1, len(whole) - 800)
+            text = whole[whole.find("\n", start) + 1 :][:400]
         yield f"{domain}-{number}", engine.tokenizer.encode(text)[:PROMPT_TOKENS]
 
 
@@ -119,7 +122,9 @@ def begin(args: argparse.Namespace, mode: str, count: int, costs: Path) -> Run:
     for request_id, prompt in prompts(engine, count):
         engine.add_request(request_id, prompt, params)
     run = Run(engine)
-    while engine.stats().generated_tokens < 3 * count:
+    while engine.stats().generated_tokens < count:
+        run.step()
+    for _ in range(WATCHED_STEPS):
         run.step()
     engine.flush()
     return run
