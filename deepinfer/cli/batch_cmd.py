@@ -7,7 +7,12 @@ from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from deepinfer.cli.options import add_common_options, add_timeline_option, resolve_config
+from deepinfer.cli.options import (
+    add_common_options,
+    add_drafts_option,
+    add_timeline_option,
+    resolve_config,
+)
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -55,6 +60,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser.add_argument("--overwrite", action="store_true", help="replace an existing output file")
     parser.add_argument("--print", action="store_true", help="show each answer as it ends")
     add_timeline_option(parser)
+    add_drafts_option(parser)
     add_common_options(parser)
 
 
@@ -98,7 +104,7 @@ def run(args: argparse.Namespace) -> int:
             on_record=_print_record if args.print else None,
         )
     _show_summary(stderr_console(), summary, args.output)
-    figures = summary.to_json() | show_speculation(engine.speculation)
+    figures = summary.to_json() | show_speculation(engine.speculation, args.drafts_svg)
     figures |= show_timeline(engine.timeline)
     if args.json is not None:
         write_json(args.json, _COMMAND, figures, config=config)

@@ -8,7 +8,12 @@ import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from deepinfer.cli.options import add_common_options, add_timeline_option, resolve_config
+from deepinfer.cli.options import (
+    add_common_options,
+    add_drafts_option,
+    add_timeline_option,
+    resolve_config,
+)
 from deepinfer.cli.prompts import read_prompts
 from deepinfer.device.errors import RequestError
 
@@ -73,6 +78,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         help="go on after the model's end token",
     )
     add_timeline_option(parser)
+    add_drafts_option(parser)
     add_common_options(parser)
 
 
@@ -101,7 +107,7 @@ def run(args: argparse.Namespace) -> int:
             _show(outputs)
         figures = _count(outputs, seconds=time.perf_counter() - start_s)
     _report(outputs, figures)
-    figures |= show_speculation(llm.speculation) | show_timeline(llm.timeline)
+    figures |= show_speculation(llm.speculation, args.drafts_svg) | show_timeline(llm.timeline)
     if args.json is not None:
         from deepinfer.cli.report import write_json
 

@@ -74,6 +74,17 @@ def add_timeline_option(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def add_drafts_option(parser: argparse.ArgumentParser) -> None:
+    """Add `--drafts-svg` to the parser of a command that runs an engine."""
+    parser.add_argument(
+        "--drafts-svg",
+        type=Path,
+        metavar="FILE",
+        help="with speculation: draw acceptance by place in the block, confidences beside what "
+        "came of them, and drafts verified over time",
+    )
+
+
 def resolve_config(args: argparse.Namespace) -> EngineConfig:
     """Return the configuration that files, environment and options give.
 
