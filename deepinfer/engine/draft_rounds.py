@@ -12,7 +12,7 @@ injected for final rows only.
 
 from __future__ import annotations
 
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -26,22 +26,9 @@ from deepinfer.engine.sampling_batch import SamplingBatch
 from deepinfer.engine.slot_drafts import SlotDrafts
 from deepinfer.engine.step_upload import DeviceStep
 from deepinfer.model.caches import ModelCaches
-from deepinfer.model.draft_batch import DraftBatch, Drafts
+from deepinfer.model.draft_batch import DraftBatch
+from deepinfer.model.draft_graphs import DraftModel
 from deepinfer.model.forwarded import Forwarded
-from deepinfer.model.layer_state import LayerState
-from deepinfer.model.step_batch import StepPlan
-
-
-class DraftModel(Protocol):
-    """What rounds are run with: the drafter, or a scripted double of it in tests."""
-
-    def inject(
-        self, state: LayerState, plan: StepPlan, num_accepted: Tensor, caches: ModelCaches
-    ) -> None: ...
-
-    def draft(
-        self, batch: DraftBatch, caches: ModelCaches, *, num_drafts: int | None = None
-    ) -> Drafts: ...
 
 
 class Anchors(NamedTuple):

@@ -16,6 +16,7 @@ from deepinfer.model.backbone import Backbone
 from deepinfer.model.caches import CacheGeometry
 from deepinfer.model.decode_graphs import DecodeGraphs, row_tier
 from deepinfer.model.draft_batch import DraftBatch
+from deepinfer.model.draft_graphs import DraftGraphs, DraftModel
 from deepinfer.model.drafter import Drafter
 from deepinfer.model.step_batch import StepBatch
 
@@ -53,11 +54,13 @@ class ModelStepTimer:
             max_drafts: most drafts of a request.
             max_model_len: longest sequence that the model was loaded for, in tokens.
         """
-        self._runtime, self._backbone, self._drafter = backend.runtime, backbone, drafter
+        self._runtime, self._backbone = backend.runtime, backbone
+        self._drafter: DraftModel = drafter
         self._model: Backbone | DecodeGraphs = backbone
         self.tiers: tuple[int, ...] = ()
         if DECODE_GRAPHS in backend.features:
             self._model = DecodeGraphs(backbone, backend, max_key_len=max_model_len)
+            self._drafter = DraftGraphs(drafter, backend)
             rows = range(1, max_num_seqs * (1 + max_drafts) + 1)
             self.tiers = tuple(sorted({row_tier(count) for count in rows}))
         self._verify_drafts = backend.ops[spec.verify_drafts]

@@ -26,7 +26,7 @@ from deepinfer.device.ops.sampling import Logprobs
 from deepinfer.device.ops.state import StepInputs, StepResults
 from deepinfer.device.runtime import StepKind, run_on
 from deepinfer.engine.batch_builder import BuiltStep
-from deepinfer.engine.draft_rounds import Anchors, DraftModel, DraftRounds
+from deepinfer.engine.draft_rounds import Anchors, DraftRounds
 from deepinfer.engine.kv_sizing import longest_sequence, num_kv_blocks
 from deepinfer.engine.logit_rows import LogitRows
 from deepinfer.engine.memory_plan import MemoryPlan
@@ -46,6 +46,7 @@ from deepinfer.engine.step_upload import DeviceStep, StepUpload
 from deepinfer.model.caches import CacheGeometry, ModelCaches
 from deepinfer.model.config import V41Config
 from deepinfer.model.decode_graphs import DecodeGraphs
+from deepinfer.model.draft_graphs import DraftGraphs, DraftModel
 from deepinfer.model.forwarded import Forwarded
 from deepinfer.model.step_batch import StepBatch
 
@@ -176,6 +177,7 @@ class Worker:
         if DECODE_GRAPHS in backend.features:
             longest = longest_sequence(config, model_config)
             model = DecodeGraphs(model, backend, max_key_len=longest)
+            drafter = None if drafter is None else DraftGraphs(drafter, backend)
         return cls(
             backend,
             model,

@@ -35,6 +35,7 @@ def suite_cases() -> Iterator[SuiteCase]:
         "company": _company,
         "preemption": _preempted,
         "prefix-hits": _known,
+        "drafts": _drafted,
         "trace-chunks": _trace_chunks,
         "bounded-replay": _bounded,
     }
@@ -124,6 +125,24 @@ def _known(bench: Bench, numerics: Numerics) -> list[str]:
         stats = llm.engine.stats()
     if not (stats.num_loaded_blocks and stats.num_loaded_windows):
         wrong.append("nothing came back from host memory")
+    return wrong
+
+
+def _drafted(bench: Bench, numerics: Numerics) -> list[str]:
+    """A drafter beside the model: verified rows are those of tokens that come one by one."""
+    plain = generate(bench, world_config(World.TRAINED, numerics), greedy())
+    wrong = []
+    for num_drafts in (2, 5):
+        speculation = {"mode": "fixed", "max_drafts": num_drafts}
+        config = world_config(World.TRAINED, numerics, speculation=speculation)
+        with LLM(config, backend=bench.new_under_test(numerics)) as llm:
+            found = llm.generate(list(PROMPTS), greedy())
+            accepted = llm.engine.stats().accepted_by_place
+        wrong += _unlike(f"{num_drafts} drafts", plain, found)
+        if not all(accepted):
+            wrong.append(
+                f"{num_drafts} drafts: accepted by place {accepted}, expected some at each"
+            )
     return wrong
 
 

@@ -24,12 +24,20 @@ class Replaying(ReferenceBackend):
     features = ReferenceBackend.features | {DECODE_GRAPHS}
 
 
-def answers(backend: ReferenceBackend, numerics: Numerics, async_depth: int) -> list[RequestOutput]:
+def answers(
+    backend: ReferenceBackend,
+    numerics: Numerics,
+    async_depth: int,
+    *,
+    max_drafts: int = 0,
+) -> list[RequestOutput]:
     """Seven requests of different lengths, so that the batch shrinks through several tiers."""
     config = override(
         EngineConfig(),
         {
             "checkpoint.path": str(GOLDEN / "checkpoint"),
+            "speculation.mode": "fixed" if max_drafts else "off",
+            "speculation.max_drafts": max_drafts or None,
             "numerics": numerics.value,
             "max_model_len": 256,
             "scheduler.max_num_seqs": 8,
@@ -59,6 +67,17 @@ def test_replayed_steps_change_no_token(numerics: Numerics, async_depth: int) ->
     config = BackendConfig("reference", numerics, {"runtime": "inline"})
     plain = answers(ReferenceBackend(config), numerics, 0)
     replayed = answers(Replaying(config), numerics, async_depth)
+    for own, expected in zip(replayed, plain, strict=True):
+        assert own.outputs[0].token_ids == expected.outputs[0].token_ids
+        assert own.outputs[0].logprobs == expected.outputs[0].logprobs
+
+
+@pytest.mark.parametrize("numerics", Numerics)
+def test_replayed_verifications_and_drafts_change_no_token(numerics: Numerics) -> None:
+    """Seeded answers, too: their drafts are drawn and judged by the same random numbers."""
+    config = BackendConfig("reference", numerics, {"runtime": "inline"})
+    plain = answers(ReferenceBackend(config), numerics, 1, max_drafts=3)
+    replayed = answers(Replaying(config), numerics, 1, max_drafts=3)
     for own, expected in zip(replayed, plain, strict=True):
         assert own.outputs[0].token_ids == expected.outputs[0].token_ids
         assert own.outputs[0].logprobs == expected.outputs[0].logprobs

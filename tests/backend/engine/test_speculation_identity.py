@@ -65,6 +65,7 @@ def run(folders: dict[str, dict[str, object]]) -> Iterator[Run]:
         *,
         prompts: list[Prompt] | None = None,
         max_tokens: int = 24,
+        temperature: float = 0.0,
     ) -> tuple[list[RequestOutput], LLMEngine]:
         if prompts is None:
             prompts = TALES if checkpoint == "trained" else NUMBERS
@@ -73,8 +74,11 @@ def run(folders: dict[str, dict[str, object]]) -> Iterator[Run]:
             chosen = folders[checkpoint] | (overrides or {})
             engines[key] = LLMEngine.from_config(engine_config(chosen))
         engine = engines[key]
-        params = SamplingParams(temperature=0.0, max_tokens=max_tokens, logprobs=2)
         for index, prompt in enumerate(prompts):
+            seed = sum(map(ord, str(prompt)))
+            params = SamplingParams(
+                temperature=temperature, seed=seed, max_tokens=max_tokens, logprobs=2
+            )
             engine.add_request(f"r{index}", prompt, params)
         results = collect(engine)
         return [results[f"r{index}"][-1] for index in range(len(prompts))], engine
@@ -168,6 +172,18 @@ def test_the_end_of_the_longest_sequence(depth: int, run: Run) -> None:
     check_equal(found, plain)
     for result in found:
         assert len(result.prompt_token_ids) + len(result.outputs[0].token_ids) <= 60
+
+
+def test_seeded_answers_depend_on_neither_company_nor_steps(run: Run) -> None:
+    """With a fixed number of drafts; they are drawn and judged by the request's own numbers."""
+    together, engine = run("trained", fixed(3), temperature=0.7)
+    assert engine.speculation is not None
+    assert engine.speculation.places.accepted.all()
+    variants = [fixed(3, 0), fixed(3, 2) | ADVERSARIAL | {"scheduler.prefill_chunk_tokens": 7}]
+    for overrides in variants:
+        check_equal(run("trained", overrides, temperature=0.7)[0], together)
+    alone, _ = run("trained", fixed(3), prompts=TALES[2:3], temperature=0.7)
+    check_equal(alone, together[2:3])
 
 
 def copied_identifiers(count: int) -> list[Prompt]:
