@@ -122,7 +122,13 @@ def test_other_rounding_really_rounds_differently(bench: Bench) -> None:
 
 
 @pytest.mark.parametrize(
-    "case", [pytest.param(c, id=c.case_id) for c in against_reference.suite_cases()]
+    "case",
+    [
+        pytest.param(c, id=c.case_id)
+        for c in against_reference.suite_cases()
+        # The same margin as without replay; one of the two modes is enough for a slow test.
+        if c.case_id != "scenarios/greedy-bounded-replay:exact,trained"
+    ],
 )
 def test_other_rounding_passes_the_scenarios(bench: Bench, case: Any) -> None:  # noqa: ANN401
     outcome = run_guarded(case, bench)
