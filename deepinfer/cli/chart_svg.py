@@ -12,6 +12,7 @@ _TOP, _PANEL_HEIGHT, _GAP = 34, 230, 62
 _COLOURS = ("#4e79a7", "#e15759", "#59a14f", "#b07aa1", "#f28e2b", "#76b7b2", "#9c755f", "#555555")
 _NUM_TICKS = 4
 _MOST_MARKS = 40
+_MOST_BARS = 15
 
 Points = Sequence[tuple[float, float]]
 
@@ -115,7 +116,8 @@ class _Drawing:
         highest = max((y for _, y in bars), default=0.0)
         if highest <= 0.0:
             return []
-        bottom, width = self._top + _PANEL_HEIGHT, 0.6 * (_WIDTH - _LEFT - _RIGHT) / len(bars)
+        bottom = self._top + _PANEL_HEIGHT
+        width = 0.6 * (_WIDTH - _LEFT - _RIGHT) / max(len(bars), _MOST_BARS)
         parts = []
         for x, y in bars:
             height = _PANEL_HEIGHT / 4 * y / highest
