@@ -202,8 +202,7 @@ def main() -> None:
                 lines[mode].append((count, ratio))
                 means = row["speculation"]["all"]["per_round"]
                 spans = row["speculation"]["budget"]
-                steps = sum(span["num_steps"] for span in spans)
-                planned = sum(span["num_planned"] for span in spans) / max(1, steps)
+                planned = sum(spans["num_planned"]) / max(1, sum(spans["num_steps"]))
                 cells += f"{means['verified']:>10.2f}{means['accepted']:>10.2f}"
                 cells += f"{100 * planned:>8.0f}%"
             print(cells, flush=True)

@@ -6,7 +6,7 @@ Fed once a step, when it is committed. Sums only: a night's run takes as much me
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import numpy as np
 import numpy.typing as npt
@@ -233,16 +233,11 @@ class SpeculationMetrics:
             "all": self.places.figures(),
             "domains": {name: self.domains[name].figures() for name in sorted(self.domains)},
             "calibration": self.calibration.figures(),
-            "budget": [
-                {
-                    "num_steps": span.num_steps,
-                    "num_requests": span.num_requests,
-                    "num_verified": span.num_verified,
-                    "num_accepted": span.num_accepted,
-                    "num_planned": span.num_planned,
-                }
-                for span in self.spans
-            ],
+            # Columns, one entry for each span: a long run has hundreds.
+            "budget": {
+                field.name: [getattr(span, field.name) for span in self.spans]
+                for field in fields(BudgetSpan)
+            },
         }
 
 
