@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -14,7 +15,7 @@ from deepinfer.engine.host_tensor import int64_tensor
 from deepinfer.engine.remap import Remap, ResultRing
 from deepinfer.engine.step_state import SchedulerOutputs, SequenceMetadata
 from deepinfer.model.config import V41Config
-from deepinfer.model.replay import batch_replay
+from deepinfer.model.replay import ALL_ROWS, batch_replay
 from deepinfer.model.step_batch import StepBatch
 
 
@@ -63,17 +64,24 @@ def build_step(
         config: the model.
     """
     sequences, decodes = scheduled.sequences, scheduled.kind is StepKind.DECODE
+    num_history = config.history_len
     input_ids: list[int] = []
     history: list[int] = []
     logits_rows: list[int] = []
     scored: list[_ScoredRow] = []
     for metadata, source in zip(sequences, remap.rows, strict=True):
-        first_row = len(input_ids)
+        first_row, start = len(input_ids), metadata.context_len
         # Of a decode step the host gives the first tokens only; the device lays out the rows.
         num_tokens = 1 if decodes else metadata.query_len
-        known, before = _known_tokens(metadata, source, num_tokens, config.history_len)
-        input_ids += known
-        history += before
+        if source != NEWCOMER:
+            # The device knows better; any valid id does.
+            input_ids += [0] * num_tokens
+            history += [-1] * num_history
+        else:
+            token_ids = metadata.sequence.token_ids
+            before = token_ids[max(0, start - num_history) : start]
+            input_ids += token_ids[start : start + num_tokens]
+            history += [-1] * (num_history - len(before)) + before
         if not decodes and metadata.samples:
             logits_rows.append(first_row + num_tokens - 1)
         if metadata.scores_prompt:
@@ -85,6 +93,8 @@ def build_step(
     query_lens = [metadata.query_len for metadata in sequences]
     context_lens = [metadata.context_len for metadata in sequences]
     rows = [metadata.sequence.rows for metadata in sequences]
+    # The last token of a sequence is never fed, so its position is never computed.
+    limits = [metadata.sequence.max_len - 1 for metadata in sequences]
     first_result = ring.first_row(scheduled.step)
     batch = StepBatch(
         kind=scheduled.kind,
@@ -93,48 +103,32 @@ def build_step(
         context_lens=int64_tensor(context_lens),
         seq_slots=int64_tensor(metadata.slot for metadata in sequences),
         block_table=_block_table(sequences),
-        history=int64_tensor(history).view(len(sequences), config.history_len),
+        history=int64_tensor(history).view(len(sequences), num_history),
         logits_rows=int64_tensor(logits_rows + [entry.row for entry in scored]),
         max_query_len=max(query_lens),
-        max_key_len=max(
-            # The bounds of a sequence may lie beyond its limit, its rows and blocks never do.
-            min(context_len + query_len, metadata.sequence.max_len - 1)
-            for metadata, context_len, query_len in zip(
-                sequences, context_lens, query_lens, strict=True
-            )
-        ),
+        # The bounds of a sequence may lie beyond its limit, its rows and blocks never do.
+        max_key_len=max(map(min, map(operator.add, context_lens, query_lens), limits)),
         replay=None if decodes else batch_replay(rows, context_lens, query_lens),
     )
     return BuiltStep(
         batch=batch,
         num_samples=num_samples,
         remap=int64_tensor(remap.rows),
-        # The last token of a sequence is never fed, so its position is never computed.
-        limits=int64_tensor(metadata.sequence.max_len - 1 for metadata in sequences),
+        limits=int64_tensor(limits),
         result_rows=torch.arange(first_result, first_result + num_samples),
-        result_seqs=int64_tensor(
-            index for index, metadata in enumerate(sequences) if metadata.samples
-        ),
+        result_seqs=torch.arange(num_samples)
+        if decodes
+        else int64_tensor(index for index, metadata in enumerate(sequences) if metadata.samples),
         draft_budget=int64_tensor(
             [] if scheduled.draft_budget is None else [scheduled.draft_budget]
         ),
-        draft_floors=int64_tensor(each.limits(config.num_hidden_layers)[0] for each in rows),
+        draft_floors=int64_tensor(
+            [0 if each is ALL_ROWS else each.limits(config.num_hidden_layers)[0] for each in rows]
+        ),
         drafts=any(_can_use_drafts(metadata) for metadata in sequences),
         prompt_targets=[entry.target for entry in scored],
         num_prompt_top=max((entry.num_top for entry in scored), default=0),
     )
-
-
-def _known_tokens(
-    metadata: SequenceMetadata, source: int, num_tokens: int, num_history: int
-) -> tuple[list[int], list[int]]:
-    """A sequence's first tokens in this step, and those before them."""
-    if source != NEWCOMER:
-        # The device knows better; any valid id does.
-        return [0] * num_tokens, [-1] * num_history
-    token_ids, start = metadata.sequence.token_ids, metadata.context_len
-    before = token_ids[max(0, start - num_history) : start]
-    return token_ids[start : start + num_tokens], [-1] * (num_history - len(before)) + before
 
 
 def _can_use_drafts(metadata: SequenceMetadata) -> bool:

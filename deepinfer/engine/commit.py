@@ -49,8 +49,13 @@ class _HostResults:
     def __init__(self, output: SamplerOutput) -> None:
         self.token_ids: list[list[int]] = output.token_ids.tolist()
         self.num_accepted: list[int] = output.num_accepted.tolist()
-        self.finite: list[list[bool]] = output.finite.tolist()
-        self.draft_ids: list[list[int]] = output.draft_ids.tolist()
+        # Nearly always everything is; None then.
+        self.finite: list[list[bool]] | None = (
+            None if bool(output.finite.all()) else output.finite.tolist()
+        )
+        self.draft_ids: list[list[int]] | None = (
+            output.draft_ids.tolist() if output.draft_ids.shape[1] else None
+        )
         self.logprobs = output.logprobs
 
     def num_kept(self, kind: StepKind, metadata: SequenceMetadata, row: int) -> int:
@@ -130,11 +135,12 @@ def _commit_tokens(
     """Take the accepted drafts and the token after them; what follows an end is dropped."""
     request = sequence.request
     request.changed = True
-    sequence.draft_ids = results.draft_ids[row]
+    if results.draft_ids is not None:
+        sequence.draft_ids = results.draft_ids[row]
     token_ids = results.token_ids[row]
     first_entry = row * len(token_ids)
     for offset in range(1 + results.num_accepted[row]):
-        if not results.finite[row][offset]:
+        if results.finite is not None and not results.finite[row][offset]:
             _fail(sequence, step)
             return
         token_id = token_ids[offset]

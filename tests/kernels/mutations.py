@@ -152,6 +152,18 @@ MUTATIONS = {
         "engram", "inject", "tl.where(negative, -root, root)", "root",
         "engram_inject:normative,control",
     ),
+    "a draft is accepted whatever the drafter says": _of(
+        "spec", "verify", "(u * proposed < target)", "(u < target)",
+        "verify_drafts:normative,drafter-is-target",
+    ),
+    "what the drafter had is not taken off": _of(
+        "spec", "verify", "tl.exp(z - best) / total - q", "tl.exp(z - best) / total",
+        "verify_drafts:normative,one-hot",
+    ),
+    "the token after a refused draft is a bonus": _of(
+        "spec", "verify", "tl.where(refused, _RESIDUAL, tl.where(accepted > 0, _BONUS, _SAMPLE))",
+        "tl.where(accepted > 0, _BONUS, _SAMPLE)", "verify_drafts:normative,drafter-far-off",
+    ),
     "nucleus is one token short": _of(
         "sampling", "sample", "reached < wanted", "reached + weight < wanted",
         "filter_logits:normative,top_p",
