@@ -32,6 +32,7 @@ from deepinfer.cache.block_pool import BlockPool, SlotPool, blocks_for
 from deepinfer.cache.host_tier import HostState
 from deepinfer.device.runtime import StepKind
 from deepinfer.engine.deferred_release import DeferredRelease
+from deepinfer.engine.outputs import FinishReason
 from deepinfer.engine.prefix_hit import PrefixHit
 from deepinfer.engine.prefix_reuse import PrefixReuse
 from deepinfer.engine.sequence import Sequence, SequenceStatus
@@ -210,12 +211,15 @@ class Scheduler:
 
     def publish(self, sequence: Sequence) -> None:
         """Hear that a running sequence's committed length has moved."""
-        if self.reuse is not None:
-            self.reuse.publish(
-                sequence,
-                self.blocks,
-                lambda owner, block: self._deferred.defer(owner, None, [block]),
-            )
+        if self.reuse is None:
+            return
+        # Nearly always its next block is not full yet.
+        end = (sequence.num_published_blocks + 1) * self.block_size
+        if sequence.num_cached_tokens >= end or sequence.finish_reason is FinishReason.ERROR:
+            self.reuse.publish(sequence, self.blocks, self._let_go_of_block)
+
+    def _let_go_of_block(self, sequence: Sequence, block: int) -> None:
+        self._deferred.defer(sequence, None, [block])
 
     def _chunk(self, sequence: Sequence, budget: int) -> SequenceMetadata:
         context = sequence.num_launched_tokens

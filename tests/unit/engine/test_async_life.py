@@ -28,10 +28,10 @@ class LongTierLife(TierLife):
 
 
 TestTierLife = TierLife.TestCase
-TestTierLife.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+TestTierLife.settings = settings(max_examples=100, stateful_step_count=40, deadline=None)
 TestLongTierLife = pytest.mark.timeout(7200)(pytest.mark.slow(LongTierLife.TestCase))
 TestLongTierLife.settings = settings(max_examples=5000, stateful_step_count=60, deadline=None)
 TestPrefixLife = PrefixLife.TestCase
-TestPrefixLife.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+TestPrefixLife.settings = settings(max_examples=100, stateful_step_count=40, deadline=None)
 TestLongPrefixLife = pytest.mark.timeout(7200)(pytest.mark.slow(LongPrefixLife.TestCase))
 TestLongPrefixLife.settings = settings(max_examples=5000, stateful_step_count=60, deadline=None)
