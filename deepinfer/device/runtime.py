@@ -178,7 +178,13 @@ class Runtime(Protocol):
         ...
 
     def capture(self, work: Callable[[], None]) -> Graph:
-        """Capture `work` for replay; runs it at least once."""
+        """Capture `work` for replay, after the compute stream's work; runs it at least once.
+
+        Call it on the host, not inside `Stream.enqueue`.
+
+        Raises:
+            DeviceMemoryError: the device has no memory for it.
+        """
         ...
 
     def memory(self) -> MemoryFacts:

@@ -12,7 +12,7 @@ injected for final rows only.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -26,9 +26,22 @@ from deepinfer.engine.sampling_batch import SamplingBatch
 from deepinfer.engine.slot_drafts import SlotDrafts
 from deepinfer.engine.step_upload import DeviceStep
 from deepinfer.model.caches import ModelCaches
-from deepinfer.model.draft_batch import DraftBatch
-from deepinfer.model.draft_graphs import DraftModel
+from deepinfer.model.draft_batch import DraftBatch, Drafts
 from deepinfer.model.forwarded import Forwarded
+from deepinfer.model.layer_state import LayerState
+from deepinfer.model.step_batch import StepPlan
+
+
+class DraftModel(Protocol):
+    """What rounds are run with: the drafter, or a scripted double of it in tests."""
+
+    def inject(
+        self, state: LayerState, plan: StepPlan, num_accepted: Tensor, caches: ModelCaches
+    ) -> None: ...
+
+    def draft(
+        self, batch: DraftBatch, caches: ModelCaches, *, num_drafts: int | None = None
+    ) -> Drafts: ...
 
 
 class Anchors(NamedTuple):
@@ -71,6 +84,10 @@ class DraftRounds:
         num_slots = caches.geometry.max_num_seqs
         self._slots = SlotDrafts(num_slots, max_drafts, vocab_size, backend.runtime.device)
 
+    def allocate_logits(self) -> None:
+        """Have memory for logits of drafts that are drawn at random, if there was none yet."""
+        self._slots.allocate_logits()
+
     def draft_ids(self, slots: Tensor) -> Tensor:
         """[n, D] int64 drafts of slots [n]; -1 and what follows are none."""
         return self._slots.ids(slots)
@@ -95,11 +112,11 @@ class DraftRounds:
             return batch.query_lens
         reached = results.context_lens.index_select(0, step.remap.clamp_min(0))
         context_lens = torch.where(step.remap >= 0, reached, batch.context_lens)
-        ids = self._slots.ids(batch.seq_slots)
+        ids = self._slots.ids(step.draft_slots)
         available = torch.minimum((ids >= 0).long().cumprod(1).sum(1), batch.query_lens - 1)
         room = step.limits - context_lens - 1
         available = torch.minimum(available, room).clamp_min(0)
-        survival = self._slots.survival(batch.seq_slots)
+        survival = self._slots.survival(step.draft_slots)
         return 1 + self._admit_drafts(survival, available, step.draft_budget)
 
     def advance(
@@ -123,11 +140,10 @@ class DraftRounds:
         padded = torch.nn.functional.pad(num_final, (0, capacity - num_final.shape[0]))
         self._drafter.inject(forwarded.state, forwarded.plan, padded, self._caches)
         # Also of prompts that go on: a slot's drafts of an earlier owner are nobody's.
-        self._slots.forget(step.batch.seq_slots)
+        self._slots.forget(step.draft_slots)
         if controls is None or step.result_seqs.shape[0] == 0:
             return
         seqs = step.result_seqs
-        slots = step.batch.seq_slots.index_select(0, seqs)
         # A draft is of use if the position after it may be computed.
         valid = anchors.positions + 1 < step.limits.index_select(0, seqs)
         params = None
@@ -137,10 +153,11 @@ class DraftRounds:
         batch = DraftBatch(
             anchor_ids=anchors.token_ids.clamp_min(0),
             anchor_positions=anchors.positions,
-            seq_slots=slots,
+            seq_slots=step.batch.seq_slots.index_select(0, seqs),
             floors=step.draft_floors.index_select(0, seqs),
             valid=valid,
             params=params,
         )
         drafts = self._drafter.draft(batch, self._caches, num_drafts=self._max_drafts)
+        slots = step.draft_slots.index_select(0, seqs)
         self._slots.keep(slots, drafts, valid, controls.work)

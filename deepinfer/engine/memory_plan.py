@@ -60,7 +60,7 @@ class MemoryPlan:
         rows = rings + geometry.workspace_rows(config.sliding_window)
         halves = sum(config.ratio(source) > 1 for source in config.kv_source_layer_ids)
         draft_rows = config.num_nextn_predict_layers * geometry.max_num_seqs * geometry.draft_ring
-        kept_drafts = geometry.max_num_seqs * max_drafts * config.vocab_size
+        kept_drafts = (geometry.max_num_seqs + 1) * max_drafts * config.vocab_size
         waiting = halves * geometry.max_num_seqs * geometry.pending_ring
         return cls(
             used=facts.total_bytes - facts.free_bytes,

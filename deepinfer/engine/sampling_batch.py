@@ -29,9 +29,9 @@ from deepinfer.engine.logit_rows import LogitRows
 from deepinfer.engine.request_controls import RequestControls
 from deepinfer.engine.sampling_params import SamplingParams
 
-_ALWAYS = 1 << 40
-"""Beyond every position."""
 _NUM_REALS, _NUM_INTEGERS = 6, 4
+PACKED_ROWS = _NUM_REALS // 2 + _NUM_INTEGERS
+"""Rows of int64 that hold the parameters of a batch, two reals in one number."""
 
 
 class SampledRequest(NamedTuple):
@@ -92,6 +92,7 @@ class SamplingBatch:
         reals: [6, N] fp32 temperature, top_p, min_p and the three penalties of `Penalties`.
         integers: [4, N] int64 top_k, seeds, sample index, slot of penalised requests or -1.
         work: host bound of what the rows need.
+        never: [F] int64 ids that no row may output, or None; the same in every batch of a model.
         allowed, banned, bias: controls by request, or None; rows of `bias` are requests.
         has_penalties: whether any request is penalised.
         num_top: most log probabilities beside the chosen token's that a request wants; None: no
@@ -101,6 +102,7 @@ class SamplingBatch:
     reals: Tensor
     integers: Tensor
     work: SampleWork
+    never: Tensor | None
     allowed: AllowedIds | None
     banned: BannedIds | None
     bias: SparseBias | None
@@ -117,11 +119,53 @@ class SamplingBatch:
             reals=move(self.reals),
             integers=move(self.integers),
             work=self.work,
+            never=None if self.never is None else move(self.never),
             allowed=None if self.allowed is None else AllowedIds(*map(move, self.allowed)),
             banned=None if self.banned is None else BannedIds(*map(move, self.banned)),
             bias=None if self.bias is None else SparseBias(*map(move, self.bias)),
             has_penalties=self.has_penalties,
             num_top=self.num_top,
+        )
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether the parameters of drawing are all that its requests ask for."""
+        changes = (self.allowed, self.banned, self.bias, self.num_top)
+        return not self.has_penalties and all(change is None for change in changes)
+
+    def pack_into(self, packed: Tensor) -> None:
+        """Write the parameters of a plain batch where `plain` finds them.
+
+        Args:
+            packed: [7, C] int64 on the host, C >= N; the other columns become those of greedy
+                requests.
+        """
+        packed.zero_()
+        reals, integers = _unpacked(packed)
+        count = self.reals.shape[1]
+        reals[:, :count] = self.reals
+        integers[:, :count] = self.integers
+
+    @classmethod
+    def plain(cls, packed: Tensor, work: SampleWork, never: Tensor | None) -> SamplingBatch:
+        """A plain batch of C requests whose parameters are views of a tensor.
+
+        Args:
+            packed: [7, C] int64, as `pack_into` fills it now or later.
+            work: host bound of what its rows will need.
+            never: [F] int64 or None.
+        """
+        reals, integers = _unpacked(packed)
+        return cls(
+            reals=reals,
+            integers=integers,
+            work=work,
+            never=never,
+            allowed=None,
+            banned=None,
+            bias=None,
+            has_penalties=False,
+            num_top=None,
         )
 
     @property
@@ -170,19 +214,34 @@ class SamplingBatch:
         )
 
     def _banned_of(self, rows: LogitRows) -> SparseIds | None:
-        if self.banned is None:
-            return None
-        targets = rows.of(self.banned.requests)
-        positions = rows.positions.index_select(0, targets.clamp_min(0).flatten())
-        early = positions.view_as(targets) < self.banned.until.unsqueeze(1)
-        where = torch.where(early, targets, -1)
-        return SparseIds(where.flatten(), self.banned.ids.repeat_interleave(rows.width))
+        found: list[SparseIds] = []
+        if self.never is not None:
+            every = torch.arange(rows.owner.shape[0], device=rows.owner.device)
+            ids = self.never.repeat(every.shape[0])
+            found.append(SparseIds(every.repeat_interleave(self.never.shape[0]), ids))
+        if self.banned is not None:
+            targets = rows.of(self.banned.requests)
+            positions = rows.positions.index_select(0, targets.clamp_min(0).flatten())
+            early = positions.view_as(targets) < self.banned.until.unsqueeze(1)
+            where = torch.where(early, targets, -1)
+            ids = self.banned.ids.repeat_interleave(rows.width)
+            found.append(SparseIds(where.flatten(), ids))
+        if len(found) > 1:
+            return SparseIds(*map(torch.cat, zip(*found, strict=True)))
+        return found[0] if found else None
 
     def _bias_of(self, rows: LogitRows) -> SparseBias | None:
         if self.bias is None:
             return None
         ids, values = (part.repeat_interleave(rows.width) for part in self.bias[1:])
         return SparseBias(rows.of(self.bias.rows).flatten(), ids, values)
+
+
+def _unpacked(packed: Tensor) -> tuple[Tensor, Tensor]:
+    """Reals [6, C] fp32 and integers [4, C] int64 as views of [7, C] int64."""
+    num_rows = _NUM_REALS // 2
+    reals = packed[:num_rows].view(torch.float32).view(_NUM_REALS, packed.shape[1])
+    return reals, packed[num_rows:]
 
 
 def _allowed(requests: Sequence[SampledRequest], vocab_size: int) -> AllowedIds | None:
@@ -212,15 +271,10 @@ def _allowed(requests: Sequence[SampledRequest], vocab_size: int) -> AllowedIds 
     return AllowedIds(table, indices.view(len(rows), width))
 
 
-def _banned(
-    requests: Sequence[SampledRequest],
-    eos_token_ids: Sequence[int],
-    never_token_ids: Sequence[int],
-) -> BannedIds | None:
-    count = len(requests)
-    where = list(range(count)) * len(never_token_ids)
-    ids = [token_id for token_id in never_token_ids for _ in range(count)]
-    until = [_ALWAYS] * len(ids)
+def _banned(requests: Sequence[SampledRequest], eos_token_ids: Sequence[int]) -> BannedIds | None:
+    where: list[int] = []
+    ids: list[int] = []
+    until: list[int] = []
     for index, request in enumerate(requests):
         params = request.params
         if params.min_tokens:
@@ -284,8 +338,9 @@ def build_sampling_batch(
             _NUM_INTEGERS, len(requests)
         ),
         work=max([each.work for each in controls], default=SampleWork.GREEDY),
+        never=int64_tensor(never_token_ids) if never_token_ids else None,
         allowed=None if is_free and not is_masked else _allowed(requests, vocab_size),
-        banned=_banned(requests, eos_token_ids, never_token_ids),
+        banned=_banned(requests, eos_token_ids),
         bias=None if is_free else _bias(requests),
         has_penalties=any(each.has_penalties for each in controls),
         num_top=max(wanted, default=None),

@@ -24,13 +24,14 @@ class SlotDrafts:
         """No slot has drafts.
 
         Args:
-            num_slots: S persistent slots.
+            num_slots: S persistent slots; slot S is spare, for padding requests.
             max_drafts: D drafts of a sequence.
             vocab_size: V of the logits, which are allocated when a sequence first samples.
             device: where everything lives.
         """
-        self._ids = torch.full((num_slots, max_drafts), -1, dtype=torch.int64, device=device)
-        self._survival = torch.zeros((num_slots, max_drafts), device=device)
+        shape = (num_slots + 1, max_drafts)
+        self._ids = torch.full(shape, -1, dtype=torch.int64, device=device)
+        self._survival = torch.zeros(shape, device=device)
         self._vocab_size = vocab_size
         self._logits: Tensor | None = None
 
@@ -62,7 +63,7 @@ class SlotDrafts:
         """Take the drafts of a pass.
 
         Args:
-            slots: [n] int64.
+            slots: [n] int64, each once but the spare one.
             drafts: of the same sequences.
             valid: [n] bool; others get none.
             work: of the requests; above GREEDY some drafts were drawn at random.
@@ -73,7 +74,11 @@ class SlotDrafts:
         self._survival.index_copy_(0, slots, torch.where(present, survival, 0.0))
         if work is SampleWork.GREEDY:
             return
+        self.allocate_logits().index_copy_(0, slots, drafts.logits)
+
+    def allocate_logits(self) -> Tensor:
+        """[S + 1, D, V] fp32 logits of drafts, made at the first call."""
         if self._logits is None:
             shape = (*self._ids.shape, self._vocab_size)
             self._logits = torch.zeros(shape, device=self._ids.device)
-        self._logits.index_copy_(0, slots, drafts.logits)
+        return self._logits

@@ -94,15 +94,17 @@ class HostLogprobs:
 class SamplerOutput:
     """Pinned results of a step; valid once the step's `sampled` event has happened.
 
+    A device's are views of one tensor, which is why `finite` may be int64 and `survival` fp64.
+
     Attributes:
         token_ids: [N, 1 + max_drafts] int64 per sampling sequence: accepted drafts, the token
             after them, then -1.
         num_accepted: [N] int64 drafts accepted; 0 without speculation.
         num_verified: [N] int64 drafts that were asked about.
-        finite: [N, 1 + max_drafts] bool, False where the logits behind a token cannot be sampled
-            from.
+        finite: [N, 1 + max_drafts] bool or int64, 0 where the logits behind a token cannot be
+            sampled from.
         draft_ids: [N, max_drafts] int64 drafts for the sequence's next step; -1 none.
-        survival: [N, max_drafts] fp32 probability that they are all accepted up to each.
+        survival: [N, max_drafts] fp32 or fp64 probability that they are all accepted up to each.
         logprobs: of the sampled tokens, or None.
         prompt_logprobs: of the prompt rows scored, in row order, or None.
     """

@@ -12,11 +12,10 @@ from deepinfer.device.backend import DECODE_GRAPHS, Backend
 from deepinfer.device.ops import spec
 from deepinfer.device.ops.sampling import SampleParams, SampleWork
 from deepinfer.device.runtime import StepKind, run_on
+from deepinfer.engine.step_tiers import row_tier, seq_tier
 from deepinfer.model.backbone import Backbone
 from deepinfer.model.caches import CacheGeometry
-from deepinfer.model.decode_graphs import DecodeGraphs, row_tier
 from deepinfer.model.draft_batch import DraftBatch
-from deepinfer.model.draft_graphs import DraftGraphs, DraftModel
 from deepinfer.model.drafter import Drafter
 from deepinfer.model.step_batch import StepBatch
 
@@ -28,7 +27,7 @@ _CONTEXT_LEN = 512
 class ModelStepTimer:
     """Runs dummy steps of a model and its drafter in caches of its own, one after another.
 
-    Where the engine replays steps as graphs, so does it.
+    Where the engine replays steps as graphs, so does it, with the capacities of their tiers.
 
     Attributes:
         tiers: row counts that steps are padded to; empty without graphs.
@@ -54,13 +53,11 @@ class ModelStepTimer:
             max_drafts: most drafts of a request.
             max_model_len: longest sequence that the model was loaded for, in tokens.
         """
-        self._runtime, self._backbone = backend.runtime, backbone
-        self._drafter: DraftModel = drafter
-        self._model: Backbone | DecodeGraphs = backbone
+        self._runtime, self._backbone, self._drafter = backend.runtime, backbone, drafter
+        self._replays = DECODE_GRAPHS in backend.features
+        self._passes: dict[tuple[str, int], Callable[[], None]] = {}
         self.tiers: tuple[int, ...] = ()
-        if DECODE_GRAPHS in backend.features:
-            self._model = DecodeGraphs(backbone, backend, max_key_len=max_model_len)
-            self._drafter = DraftGraphs(drafter, backend)
+        if self._replays:
             rows = range(1, max_num_seqs * (1 + max_drafts) + 1)
             self.tiers = tuple(sorted({row_tier(count) for count in rows}))
         self._verify_drafts = backend.ops[spec.verify_drafts]
@@ -84,55 +81,64 @@ class ModelStepTimer:
 
     def draft_us(self, num_requests: int) -> float:
         """Microseconds of one draft pass."""
-        device = self._runtime.device
-        numbers = torch.arange(num_requests, device=device)
-        batch = DraftBatch(
-            anchor_ids=self._tokens(num_requests),
-            anchor_positions=torch.full_like(numbers, self._context_len),
-            seq_slots=numbers,
-            floors=torch.zeros_like(numbers),
-            valid=torch.ones_like(numbers, dtype=torch.bool),
-        )
-        return self._timed(
-            lambda: self._drafter.draft(batch, self._caches, num_drafts=self._max_drafts)
-        )
+        return self._timed("draft", num_requests, self._draft_pass)
 
     def verify_us(self, num_rows: int) -> float:
         """Microseconds of one target step with greedy verification and context injection."""
-        num_requests = min(num_rows, self._max_num_seqs)
-        batch, draft_ids = self._verification(num_rows, num_requests)
-        params = self._greedy(num_rows)
+        return self._timed("verify", num_rows, self._verify_pass)
+
+    def _draft_pass(self, num_requests: int) -> Callable[[], None]:
+        numbers = torch.arange(self._num_seqs(num_requests), device=self._runtime.device)
+        batch = DraftBatch(
+            anchor_ids=self._tokens(numbers.shape[0]),
+            anchor_positions=torch.full_like(numbers, self._context_len),
+            seq_slots=numbers.clamp_max(num_requests - 1),
+            floors=torch.zeros_like(numbers),
+            valid=numbers < num_requests,
+        )
+
+        def work() -> None:
+            self._drafter.draft(batch, self._caches, num_drafts=self._max_drafts)
+
+        return work
+
+    def _verify_pass(self, num_rows: int) -> Callable[[], None]:
+        batch, draft_ids = self._verification(num_rows)
+        params = self._greedy(batch.input_ids.shape[0])
         query_starts = torch.nn.functional.pad(batch.query_lens.cumsum(0), (1, 0))
 
         def work() -> None:
-            logits, state, plan = self._model.step(batch, self._caches)
+            logits, state, plan = self._backbone.step(batch, self._caches)
             verified = self._verify_drafts(
                 logits, params, SampleWork.GREEDY, query_starts, draft_ids, None
             )
-            # A graph's plan has the capacity of its tier.
-            final = plan.batch.query_lens.new_zeros(plan.batch.query_lens.shape[0])
-            final[:num_requests] = 1 + verified.num_accepted
+            final = torch.minimum(batch.query_lens, 1 + verified.num_accepted)
             self._drafter.inject(state, plan, final, self._caches)
 
-        return self._timed(work)
+        return work
 
-    def _verification(self, num_rows: int, num_requests: int) -> tuple[StepBatch, Tensor]:
+    def _num_seqs(self, num_requests: int) -> int:
+        """Requests that a pass has, padding included."""
+        return seq_tier(num_requests) if self._replays else num_requests
+
+    def _verification(self, num_rows: int) -> tuple[StepBatch, Tensor]:
         """A step whose rows are spread evenly over its requests, and the drafts that it holds."""
-        device = self._runtime.device
-        lens = [num_rows // num_requests + (r < num_rows % num_requests)
-                for r in range(num_requests)]  # fmt: skip
-        query_lens = torch.tensor(lens, device=device)
+        device, used = self._runtime.device, min(num_rows, self._max_num_seqs)
+        num_requests = self._num_seqs(used)
+        capacity = max(num_requests, row_tier(num_rows)) if self._replays else num_rows
+        lens = [num_rows // used + (r < num_rows % used) for r in range(used)]
+        query_lens = torch.tensor(lens + [0] * (num_requests - used), device=device)
         blocks = torch.arange(self._num_blocks, device=device)
         history = self._tokens(num_requests * self._backbone.config.history_len)
         batch = StepBatch(
             kind=StepKind.DECODE,
-            input_ids=self._tokens(num_rows),
+            input_ids=self._tokens(capacity),
             query_lens=query_lens,
             context_lens=torch.full_like(query_lens, self._context_len),
-            seq_slots=torch.arange(num_requests, device=device),
+            seq_slots=torch.arange(num_requests, device=device).clamp_max(used - 1),
             block_table=blocks.repeat(num_requests, 1),
             history=history.view(num_requests, -1),
-            logits_rows=torch.arange(num_rows, device=device),
+            logits_rows=torch.arange(capacity, device=device),
             # The bounds of the engine's steps, whatever the device admits.
             max_query_len=1 + self._max_drafts,
             max_key_len=self._context_len + 1 + self._max_drafts,
@@ -151,14 +157,15 @@ class ModelStepTimer:
         ids = torch.randint(self._backbone.config.vocab_size, (count,), generator=self._generator)
         return ids.to(self._runtime.device)
 
-    def _timed(self, work: Callable[[], object]) -> float:
+    def _timed(self, what: str, count: int, make: Callable[[int], Callable[[], None]]) -> float:
         stream = self._runtime.compute_stream
-
-        def run() -> None:
-            work()
-
+        if (what, count) not in self._passes:
+            work = run_on(stream, lambda: make(count))
+            self._passes[what, count] = (
+                self._runtime.capture(work).replay if self._replays else work
+            )
         begun = stream.record_event(timed=True)
-        stream.enqueue(run)
+        stream.enqueue(self._passes[what, count])
         ended = stream.record_event(timed=True)
         ended.synchronize()
         return ended.time_us - begun.time_us

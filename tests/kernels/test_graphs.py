@@ -9,6 +9,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from deepinfer.device.errors import DeviceMemoryError
 from deepinfer_cuda_sm100.graphs import GraphCapture, RepeatedWork
 from deepinfer_cuda_sm100.options import CudaOptions
 from deepinfer_cuda_sm100.runtime import CudaRuntime
@@ -114,4 +115,19 @@ def test_interpreting_runtime_repeats_the_work() -> None:
     assert isinstance(graph, RepeatedWork)
     graph.replay()
     assert len(runs) == 2
+    runtime.close()
+
+
+def test_a_full_device_while_capturing_is_told_in_the_engines_words(
+    cuda: Cuda, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runtime = CudaRuntime(CudaOptions(interpret=True))
+    capture = GraphCapture(cuda.default, torch.device("cuda", 0))  # type: ignore[arg-type]
+    monkeypatch.setattr(runtime, "_graphs", capture)
+
+    def work() -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB.\nSee the docs")
+
+    with pytest.raises(DeviceMemoryError, match=r"Tried to allocate 2 GiB\.$"):
+        runtime.capture(work)
     runtime.close()

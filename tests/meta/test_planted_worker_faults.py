@@ -11,8 +11,8 @@ from hypothesis.stateful import run_state_machine_as_test
 from deepinfer.device.ops.state import NextInputs
 from deepinfer.engine.deferred_release import DeferredRelease
 from deepinfer.engine.remap import Remap
+from deepinfer.engine.step_program import StepProgram
 from deepinfer.engine.step_state import SequenceMetadata
-from deepinfer.engine.worker import Worker
 from tests.backend.engine.test_adversarial_life import AdversarialLife
 
 Plant = Callable[[pytest.MonkeyPatch], None]
@@ -34,7 +34,7 @@ def _release_one_step_early(patch: pytest.MonkeyPatch) -> None:
 
 
 def _skip_the_correction(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Worker, "_true_step", lambda self, step: step)
+    patch.setattr(StepProgram, "_true_step", lambda self, step: step)
 
 
 def _ignore_the_generation(patch: pytest.MonkeyPatch) -> None:
@@ -42,14 +42,14 @@ def _ignore_the_generation(patch: pytest.MonkeyPatch) -> None:
 
 
 def _keep_no_context(patch: pytest.MonkeyPatch) -> None:
-    initialise = Worker.__init__
+    initialise = StepProgram.__init__
 
-    def broken(self: Worker, *args: object, **kwargs: object) -> None:
+    def broken(self: StepProgram, *args: object, **kwargs: object) -> None:
         initialise(self, *args, **kwargs)  # type: ignore[arg-type]
         follow = self._next_inputs
         self._next_inputs = lambda *a, **k: NextInputs(a[0].context_lens[a[1]], follow(*a, **k)[1])
 
-    patch.setattr(Worker, "__init__", broken)
+    patch.setattr(StepProgram, "__init__", broken)
 
 
 def _write_all_results_to_one_step(patch: pytest.MonkeyPatch) -> None:

@@ -13,7 +13,13 @@ from deepinfer.device.runtime import MemoryFacts
 from deepinfer_cuda_sm100.graphs import CudaGraph, GraphCapture, RepeatedWork
 from deepinfer_cuda_sm100.groups import OneRank
 from deepinfer_cuda_sm100.options import CudaOptions
-from deepinfer_cuda_sm100.streams import CudaStream, DeviceClock, InterpretedStream, host_time_us
+from deepinfer_cuda_sm100.streams import (
+    CudaStream,
+    DeviceClock,
+    InterpretedStream,
+    host_time_us,
+    refusing_full_device,
+)
 
 _INTERPRETED_BYTES = 1 << 30
 """Memory that the interpreting runtime says it has: enough for what it can finish."""
@@ -121,9 +127,16 @@ class CudaRuntime:
         return torch.Generator(device=self._device).manual_seed(seed)
 
     def capture(self, work: Callable[[], None]) -> CudaGraph | RepeatedWork:
-        """Run `work` once, then capture it; see `GraphCapture`."""
+        """Run `work` once, then capture it; see `GraphCapture`.
+
+        Raises:
+            DeviceMemoryError: torch found no memory for a tensor of it.
+        """
         self._require_open("capture")
-        return RepeatedWork(work) if self._graphs is None else self._graphs.capture(work)
+        if self._graphs is None:
+            return RepeatedWork(work)
+        with refusing_full_device():
+            return self._graphs.capture(work)
 
     def memory(self) -> MemoryFacts:
         """Memory of the device; what torch has cached and does not use counts as free."""

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import torch
 
@@ -77,8 +78,8 @@ class CudaStream:
             DeviceMemoryError: torch found no memory for a tensor of it.
         """
         self._require_open()
-        with torch.no_grad(), torch.cuda.stream(self.stream):
-            _issue(work)
+        with torch.no_grad(), torch.cuda.stream(self.stream), refusing_full_device():
+            work()
 
     def record_event(self, *, timed: bool = False) -> CudaEvent:
         """An event after everything issued so far; with `timed` it can tell when it happened."""
@@ -113,10 +114,11 @@ class CudaStream:
             )
 
 
-def _issue(work: Callable[[], None]) -> None:
-    """Run `work`; torch's error of a full device becomes the engine's."""
+@contextmanager
+def refusing_full_device() -> Iterator[None]:
+    """Torch's error of a full device becomes the engine's."""
     try:
-        work()
+        yield
     except torch.OutOfMemoryError as error:
         raise DeviceMemoryError(str(error).partition("\n")[0]) from error
 
@@ -156,8 +158,8 @@ class InterpretedStream:
     def enqueue(self, work: Callable[[], None]) -> None:
         """Run `work` now, without gradients."""
         self._require_open()
-        with torch.no_grad():
-            _issue(work)
+        with torch.no_grad(), refusing_full_device():
+            work()
 
     def record_event(self, *, timed: bool = False) -> HappenedEvent:
         """An event that has happened."""

@@ -10,6 +10,7 @@ import torch
 
 from deepinfer.config import EngineConfig, override
 from deepinfer.config.speculation import SpeculationMode
+from deepinfer.device.backend import DECODE_GRAPHS
 from deepinfer.device.hookspecs import BackendConfig
 from deepinfer.device.overlay import checked
 from deepinfer.engine.llm_engine import LLMEngine
@@ -78,6 +79,12 @@ def make_engine() -> Iterator[Callable[..., LLMEngine]]:
         engine.close()
 
 
+class ReplayingBackend(ReferenceBackend):
+    """The reference, with decode steps padded to tiers and replayed."""
+
+    features = ReferenceBackend.features | {DECODE_GRAPHS}
+
+
 def scripted_engine(
     script: Script,
     overrides: Mapping[str, object],
@@ -90,6 +97,7 @@ def scripted_engine(
     max_positions: int | None = None,
     confidence: Callable[[int], float] = lambda position: 0.9,
     costs: CostTables | None = None,
+    replays: bool = False,
 ) -> LLMEngine:
     """An engine whose model follows a script, on the reference backend.
 
@@ -106,10 +114,11 @@ def scripted_engine(
         max_positions: of the model; None: that of the checkpoint.
         confidence: of the draft at a position.
         costs: what the planner of `speculation.mode=dynamic` reckons with; it never rests.
+        replays: decode steps are replayed as graphs.
     """
     config = engine_config(overrides)
     directory = config.checkpoint.directory
-    backend = ReferenceBackend(
+    backend = (ReplayingBackend if replays else ReferenceBackend)(
         BackendConfig(config.backend.name, config.numerics, dict(config.backend.options))
     )
     if runtime_seed is not None:

@@ -49,6 +49,8 @@ class ScriptedModel:
             batch.query_lens.tolist(),
             strict=True,
         ):
+            if length == 0:
+                continue  # padding, or past its end
             known = self.tokens.setdefault(slot, [])
             if batch.kind is StepKind.DECODE:
                 fed = batch.input_ids[first : first + length].tolist()
@@ -171,8 +173,10 @@ class ScriptedDrafter:
         content[:, 0], content[:, 1] = plan.rows.positions, plan.batch.input_ids
         written = slots >= 0
         window.pack(slots[written], content[written])
-        reached = plan.batch.context_lens + num_accepted
-        self._reached |= zip(plan.batch.seq_slots.tolist(), reached.tolist(), strict=True)
+        reached = (plan.batch.context_lens + num_accepted).tolist()
+        for seq, slot in enumerate(plan.batch.seq_slots.tolist()):
+            if plan.batch.query_lens[seq]:  # others are padding, or past their end
+                self._reached[slot] = reached[seq]
 
     def draft(
         self, batch: DraftBatch, caches: ModelCaches, *, num_drafts: int | None = None
@@ -194,7 +198,7 @@ class ScriptedDrafter:
         logits: list[Tensor] = []
         for seq, anchor in enumerate(batch.anchor_ids.tolist()):
             position, slot = int(batch.anchor_positions[seq]), int(batch.seq_slots[seq])
-            known = self._model.tokens[slot][:position]
+            known = self._model.tokens.get(slot, [])[:position]
             if batch.valid[seq]:
                 seen = plan.read[seq * config.dspark_block_size, : config.sliding_window]
                 rows = window.unpack(seen[seen >= 0])

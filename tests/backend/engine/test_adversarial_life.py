@@ -44,6 +44,7 @@ class AdversarialLife(RuleBasedStateMachine):
         max_drafts=st.sampled_from([0, 1, 3, 5]),
         errs_every=st.integers(1, 9),
         budget_seed=st.none() | st.integers(0, 1 << 16),
+        replays=st.booleans(),
     )
     def begin(
         self,
@@ -54,6 +55,7 @@ class AdversarialLife(RuleBasedStateMachine):
         max_drafts: int,
         errs_every: int,
         budget_seed: int | None,
+        replays: bool,
     ) -> None:
         def propose(known: list[int]) -> int:
             return script(known) if len(known) % errs_every else 19
@@ -76,6 +78,7 @@ class AdversarialLife(RuleBasedStateMachine):
             budget_seed=budget_seed,
             # Different by position, so that a budget is dealt out unevenly.
             confidence=lambda position: 0.3 + position % 7 / 10,
+            replays=replays,
         )
 
     @property

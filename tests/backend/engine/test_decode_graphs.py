@@ -3,25 +3,31 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from deepinfer import LLM, SamplingParams
 from deepinfer.config import EngineConfig, override
-from deepinfer.device.backend import DECODE_GRAPHS
 from deepinfer.device.backend_config import BackendConfig
 from deepinfer.device.numerics import Numerics
+from deepinfer.engine.llm_engine import LLMEngine
 from deepinfer.engine.outputs import RequestOutput
+from deepinfer.engine.worker import Worker
+from deepinfer.speculation.cost_tables import CostTables
 from deepinfer_reference.backend import ReferenceBackend
+from deepinfer_reference.graph import ReferenceGraph
+from deepinfer_reference.streams import InlineStream
+from tests.backend.engine.conftest import ReplayingBackend, collect, scripted_engine
+from tests.backend.engine.scripted_model import CheckingModel
 
+VOCABULARY = 320
 GOLDEN = Path(__file__).parents[2] / "data/golden/tiny_a"
-
-
-class Replaying(ReferenceBackend):
-    """The reference, with decode steps padded to tiers and replayed."""
-
-    features = ReferenceBackend.features | {DECODE_GRAPHS}
 
 
 def answers(
@@ -30,6 +36,7 @@ def answers(
     async_depth: int,
     *,
     max_drafts: int = 0,
+    **fields: Any,  # noqa: ANN401 - any field of a request
 ) -> list[RequestOutput]:
     """Seven requests of different lengths, so that the batch shrinks through several tiers."""
     config = override(
@@ -48,9 +55,13 @@ def answers(
     cases = json.loads((GOLDEN / "cases.json").read_text())["cases"]
     prompts = [case["prompt_ids"] for case in cases[:7]]
     params = [
-        SamplingParams(
-            max_tokens=4 + 3 * number, temperature=0.8 * (number % 2), seed=number, logprobs=2,
-            ignore_eos=True, detokenize=False,
+        SamplingParams.model_validate(
+            {
+                "max_tokens": 4 + 3 * number, "temperature": 0.8 * (number % 2), "seed": number,
+                "ignore_eos": True, "detokenize": False,
+            }
+            # The longest asks for the most, so that it does so alone in the end.
+            | (fields if number == len(prompts) - 1 else {})
         )
         for number in range(len(prompts))
     ]  # fmt: skip
@@ -58,15 +69,30 @@ def answers(
         return llm.generate(prompts, params)
 
 
+SPECIAL: dict[str, Any] = {
+    "temperature": 0.9,
+    "logprobs": 2,
+    "min_tokens": 9,
+    "presence_penalty": 0.5,
+}
+
+
 @pytest.mark.parametrize(
-    ("numerics", "async_depth"),
-    [(Numerics.EXACT, 0), (Numerics.EXACT, 1), (Numerics.EXACT, 2), (Numerics.NORMATIVE, 1)],
+    ("numerics", "async_depth", "fields"),
+    [
+        (Numerics.EXACT, 0, {}),
+        (Numerics.EXACT, 1, {"top_k": 20, "temperature": 1.0}),
+        (Numerics.EXACT, 2, SPECIAL),
+        (Numerics.NORMATIVE, 1, {}),
+    ],
+    ids=["exact0", "sorted1", "special2", "normative1"],
 )
-def test_replayed_steps_change_no_token(numerics: Numerics, async_depth: int) -> None:
-    """With steps in flight, a graph is filled with inputs that were corrected on the device."""
+def test_replayed_steps_change_no_token(
+    numerics: Numerics, async_depth: int, fields: dict[str, Any]
+) -> None:
     config = BackendConfig("reference", numerics, {"runtime": "inline"})
-    plain = answers(ReferenceBackend(config), numerics, 0)
-    replayed = answers(Replaying(config), numerics, async_depth)
+    plain = answers(ReferenceBackend(config), numerics, 0, **fields)
+    replayed = answers(ReplayingBackend(config), numerics, async_depth, **fields)
     for own, expected in zip(replayed, plain, strict=True):
         assert own.outputs[0].token_ids == expected.outputs[0].token_ids
         assert own.outputs[0].logprobs == expected.outputs[0].logprobs
@@ -77,7 +103,134 @@ def test_replayed_verifications_and_drafts_change_no_token(numerics: Numerics) -
     """Seeded answers, too: their drafts are drawn and judged by the same random numbers."""
     config = BackendConfig("reference", numerics, {"runtime": "inline"})
     plain = answers(ReferenceBackend(config), numerics, 1, max_drafts=3)
-    replayed = answers(Replaying(config), numerics, 1, max_drafts=3)
+    replayed = answers(ReplayingBackend(config), numerics, 1, max_drafts=3)
     for own, expected in zip(replayed, plain, strict=True):
         assert own.outputs[0].token_ids == expected.outputs[0].token_ids
         assert own.outputs[0].logprobs == expected.outputs[0].logprobs
+
+
+def liked(known: list[int]) -> torch.Tensor:
+    """Logits of a few tokens that depend on all before them; the first is a likely one."""
+    row = torch.zeros(VOCABULARY)
+    first = 20 + (7 * sum(known) + 3 * len(known)) % 200
+    row[first : first + 4] = torch.tensor([9.0, 8.5, 8.0, 7.0])
+    return row
+
+
+def half_liked(known: list[int]) -> torch.Tensor:
+    return liked(known) if len(known) % 3 else liked([*known, 1])
+
+
+SPECULATING: list[dict[str, Any]] = [
+    {"temperature": 0.0, "max_tokens": 45},
+    {"temperature": 0.8, "max_tokens": 17},
+    {"temperature": 1.1, "max_tokens": 23, "top_k": 3},
+    {"temperature": 0.0, "max_tokens": 12, "logprobs": 1},
+    {"temperature": 0.6, "max_tokens": 2},
+]
+COSTS = CostTables({1: 1.0}, {1: 350.0, 200: 10300.0})
+
+
+@pytest.mark.parametrize("depth", [0, 1, 2])
+@pytest.mark.parametrize("mode", ["off", "fixed", "dynamic"])
+def test_replayed_rounds_change_no_token(mode: str, depth: int) -> None:
+    """Greedy, drawn and filtered drafts; requests that come late, end early and are preempted."""
+
+    def life(replays: bool) -> tuple[dict[str, list[int]], LLMEngine]:
+        engine = scripted_engine(
+            liked,
+            {
+                "speculation.mode": mode,
+                "scheduler.async_depth": depth,
+                "cache.block_size": 4,
+                "cache.num_blocks": 16,
+            },
+            model_class=CheckingModel,
+            runtime_seed=depth,
+            propose=half_liked,
+            confidence=lambda position: 0.3 + 0.6 * (position % 3 > 0),
+            costs=COSTS,
+            replays=replays,
+        )
+        for number, fields in enumerate(SPECULATING):
+            params = SamplingParams.model_validate({"seed": number, "ignore_eos": True} | fields)
+            engine.add_request(f"r{number}", [5 + number] * (1 + 3 * number), params)
+            engine.step()
+        found = {
+            name: outputs[-1].outputs[0].token_ids for name, outputs in collect(engine).items()
+        }
+        engine.close()
+        return found, engine
+
+    expected, eager = life(replays=False)
+    found, replaying = life(replays=True)
+    assert found == expected
+    assert replaying.stats().num_steps == eager.stats().num_steps
+    assert replaying.stats().num_preemptions > 0
+    graphs = worker_of(replaying)._graphs
+    assert graphs is not None
+    assert len({work for tier in graphs._tiers.values() for work in tier.finish}) > 1
+
+
+def worker_of(engine: LLMEngine) -> Worker:
+    worker = engine._runner
+    assert isinstance(worker, Worker)
+    return worker
+
+
+class Issued(TorchDispatchMode):
+    """Counts what is issued to the compute stream; a replayed graph counts as one."""
+
+    def __init__(self, patch: pytest.MonkeyPatch) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.counts: Counter[str] = Counter()
+        self._is_replaying = False
+        enqueue, replay = InlineStream.enqueue, ReferenceGraph.replay
+
+        def counted_enqueue(stream: InlineStream, work: Callable[[], None]) -> None:
+            with self:
+                enqueue(stream, work)
+
+        def counted_replay(graph: ReferenceGraph) -> None:
+            self._is_replaying = True
+            replay(graph)
+            self._is_replaying = False
+            self.counts["replay"] += 1
+
+        patch.setattr(InlineStream, "enqueue", counted_enqueue)
+        patch.setattr(ReferenceGraph, "replay", counted_replay)
+
+    def __torch_dispatch__(
+        self,
+        func: torch._ops.OpOverload[..., object],
+        types: object,
+        args: tuple[object, ...] = (),
+        kwargs: dict[str, object] | None = None,
+    ) -> object:
+        if not self._is_replaying and not func.is_view:
+            self.counts[func.__name__.partition(".")[0]] += 1
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("mode", ["off", "fixed", "dynamic"])
+def test_a_plain_decode_step_is_two_copies_and_two_graphs(
+    mode: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = scripted_engine(
+        liked,
+        {"speculation.mode": mode, "scheduler.async_depth": 1},
+        model_class=CheckingModel,
+        propose=half_liked,
+        costs=COSTS,
+        replays=True,
+    )
+    for number in range(3):
+        params = SamplingParams(max_tokens=60, seed=number, ignore_eos=True)
+        engine.add_request(f"r{number}", [5 + number] * 4, params)
+    for _ in range(5):
+        engine.step()  # prompts, graphs, parameters
+    issued = Issued(monkeypatch)
+    for _ in range(4):
+        engine.step()
+    assert issued.counts == {"copy_": 8, "replay": 8}
+    engine.close()

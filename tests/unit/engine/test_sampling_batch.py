@@ -10,7 +10,12 @@ import torch
 from deepinfer.device.ops.sampling import LogitControls, SampleParams, SampleWork
 from deepinfer.engine.logit_rows import LogitRows
 from deepinfer.engine.request_controls import RequestControls
-from deepinfer.engine.sampling_batch import SampledRequest, SamplingBatch, build_sampling_batch
+from deepinfer.engine.sampling_batch import (
+    PACKED_ROWS,
+    SampledRequest,
+    SamplingBatch,
+    build_sampling_batch,
+)
 from deepinfer.engine.sampling_params import SamplingParams
 
 VOCAB = 10
@@ -136,8 +141,48 @@ def test_ids_never_to_be_output_are_banned_in_every_row() -> None:
     batch = build_sampling_batch([_row(), _row()], VOCAB, never_token_ids=(9,))
     banned = _controls(batch, _BLOCKS).banned
     assert banned is not None
-    assert [row for row in banned.rows.tolist() if row >= 0] == [0, 1, 2, 3, 4]
-    assert set(banned.ids.tolist()) == {9}
+    assert banned.rows.tolist() == [0, 1, 2, 3, 4, 5]
+    assert banned.ids.tolist() == [9] * 6
+
+
+def test_ids_never_to_be_output_stand_beside_early_ends() -> None:
+    rows = [_row(min_tokens=3), _row()]
+    batch = build_sampling_batch(rows, VOCAB, eos_token_ids=(1,), never_token_ids=(8, 9))
+    banned = _controls(batch, _rows(30, 31)).banned
+    assert banned is not None
+    pairs = zip(banned.rows.tolist(), banned.ids.tolist(), strict=True)
+    assert sorted(pairs) == [(0, 1), (0, 8), (0, 9), (1, 8), (1, 9)]
+
+
+@pytest.mark.parametrize(
+    ("fields", "is_plain"),
+    [
+        ({}, True),
+        ({"temperature": 0.0}, True),
+        ({"top_k": 3, "top_p": 0.5, "min_p": 0.1}, True),
+        ({"logprobs": 0}, False),
+        ({"min_tokens": 2}, False),
+        ({"logit_bias": {3: 1.0}}, False),
+        ({"allowed_token_ids": [3]}, False),
+        ({"presence_penalty": 1.0}, False),
+    ],
+)
+def test_a_batch_is_plain_without_anything_but_parameters(
+    fields: dict[str, Any], is_plain: bool
+) -> None:
+    rows = [_row(), _row(**fields)]
+    batch = build_sampling_batch(rows, VOCAB, eos_token_ids=(1,), never_token_ids=(9,))
+    assert batch.is_plain == is_plain
+
+
+def test_a_packed_batch_is_the_same_batch_and_greedy_requests() -> None:
+    batch = _build(_row(top_k=3, temperature=0.7, top_p=0.25), _row(min_p=0.5))
+    packed = torch.full((PACKED_ROWS, 4), -1, dtype=torch.int64)
+    batch.pack_into(packed)
+    found = SamplingBatch.plain(packed, batch.work, None)
+    for column, expected in zip(_params(found)[:-1], _params(batch)[:-1], strict=True):
+        assert torch.equal(column[:2], expected)
+        assert column[2:].tolist() == [0, 0]
 
 
 def test_logit_bias_holds_in_every_row_of_its_request() -> None:

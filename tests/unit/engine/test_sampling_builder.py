@@ -40,6 +40,8 @@ def check_equal(found: SamplingBatch, expected: SamplingBatch) -> None:
     assert torch.equal(found.integers, expected.integers)
     assert torch.equal(found.reals, expected.reals)
     assert (found.work, found.num_top) == (expected.work, expected.num_top)
+    assert found.never is not None
+    assert found.never.tolist() == [9]
     for name in ("allowed", "banned", "bias"):
         left, right = getattr(found, name), getattr(expected, name)
         assert (left is None) == (right is None)
