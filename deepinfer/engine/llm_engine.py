@@ -221,6 +221,11 @@ class LLMEngine:
         try:
             if config.determinism is not Determinism.OFF:
                 _require_feature(backend, config.determinism)
+            if config.speculation.max_drafts is not None and not config.speculation.is_on:
+                _log.warning(
+                    "speculation.max_drafts = %d has no effect while speculation.mode is off; "
+                    "set it to fixed or dynamic", config.speculation.max_drafts,
+                )  # fmt: skip
             directory = config.checkpoint.directory
             random = config.checkpoint.random_weights
             loaded = load_model(

@@ -20,7 +20,7 @@ from deepinfer.engine.outputs import FinishReason, RequestOutput
 from deepinfer.engine.sampling_params import SamplingParams
 from deepinfer_conformance.compare import chi_square
 from deepinfer_conformance.naive.sampling import filter_logits
-from tests.backend.engine.conftest import collect, scripted_engine
+from tests.backend.engine.conftest import collect, engine_config, scripted_engine
 from tests.backend.engine.scripted_model import CheckingModel, Script
 
 VOCABULARY, EOS = 320, 1
@@ -337,6 +337,13 @@ def test_a_deterministic_run_needs_room_for_every_draft() -> None:
     }
     with pytest.raises(ConfigError, match="needs steps of 96 rows"):
         scripted_engine(rising, settings)
+
+
+def test_a_number_of_drafts_without_speculation_is_told(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    LLMEngine.from_config(engine_config({"speculation.max_drafts": 3})).close()
+    assert "speculation.max_drafts = 3 has no effect" in caplog.text
 
 
 TOY = 6
