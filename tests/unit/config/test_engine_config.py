@@ -60,6 +60,8 @@ def test_limits_name_fields_that_exist_and_allow_the_default() -> None:
         "cache.memory=0",
         "cache.memory=0.1B",
         "cache.num_blocks=0",
+        "cache.host_memory=-1",
+        "cache.host_memory=much",
         "scheduler.async_depth=3",
         "scheduler.max_num_seqs=0",
         "deploy=ep0",
@@ -144,6 +146,14 @@ def test_memory_size(text: str, size_bytes: int) -> None:
 )
 def test_memory_bytes(setting: str, size_bytes: int | None) -> None:
     assert load_config((), [f"cache.memory={setting}"]).cache.memory_bytes == size_bytes
+
+
+def test_host_memory_is_for_the_prefix_cache() -> None:
+    with pytest.raises(ConfigError, match=r"(?s)host_memory is '1GiB'.*set prefix to true"):
+        load_config((), ["cache.host_memory=1GiB"])
+    both = load_config((), ["cache.host_memory=1GiB", "cache.prefix=true"])
+    assert both.cache.host_memory_bytes == 2**30
+    assert EngineConfig().cache.host_memory_bytes == 0
 
 
 def test_checkpoint_directory_is_the_path_given() -> None:
