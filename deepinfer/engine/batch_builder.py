@@ -15,7 +15,7 @@ from deepinfer.engine.host_tensor import int64_tensor
 from deepinfer.engine.remap import Remap, ResultRing
 from deepinfer.engine.step_state import SchedulerOutputs, SequenceMetadata
 from deepinfer.model.config import V41Config
-from deepinfer.model.replay import ALL_ROWS, batch_replay
+from deepinfer.model.replay import batch_replay
 from deepinfer.model.step_batch import StepBatch
 
 
@@ -123,7 +123,7 @@ def build_step(
             [] if scheduled.draft_budget is None else [scheduled.draft_budget]
         ),
         draft_floors=int64_tensor(
-            [0 if each is ALL_ROWS else each.limits(config.num_hidden_layers)[0] for each in rows]
+            metadata.sequence.draft_floor(config.num_hidden_layers) for metadata in sequences
         ),
         drafts=any(_can_use_drafts(metadata) for metadata in sequences),
         prompt_targets=[entry.target for entry in scored],

@@ -164,6 +164,18 @@ class Sequence:
         """Whether what is in flight makes it as long as it may get, so nothing may follow."""
         return self.least_len >= self.max_len
 
+    def draft_floor(self, num_layers: int) -> int:
+        """First position whose rows have left the last layer: a drafter's context begins there.
+
+        Rows before loaded windows left it in the run that saved them, unless that was not to run
+        its later layers there.
+        """
+        if self.rows is ALL_ROWS:
+            return 0  # nearly always
+        if self.hit.window is not None and self.request.decoder_start == 0:
+            return 0
+        return self.rows.limits(num_layers)[0]
+
     @property
     def is_loading(self) -> bool:
         """Whether it waits for a copy; it may run all the same, and then the device waits."""

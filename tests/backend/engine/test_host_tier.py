@@ -144,6 +144,27 @@ def test_a_next_turn_begins_after_the_answer(make_engine: MakeEngine, ask: Ask) 
     assert change(before, engine.stats(), "prefix_hit_tokens") == 32
 
 
+def test_drafts_after_loaded_windows_are_those_of_a_cold_run(make_engine: MakeEngine) -> None:
+    """The drafter's window comes back, too: every step accepts as many drafts."""
+    drafting = TIER | {
+        "checkpoint.path": None,
+        "scheduler.async_depth": 0,
+        "speculation.mode": "fixed",
+        "speculation.max_drafts": 5,
+    }
+    engine = make_engine(**drafting)
+    prompt = engine.tokenizer.encode("Once upon a time there was a king. " * 6)
+    lengths: list[list[int]] = []
+    for _ in range(2):
+        engine.add_request("r", prompt, params(24))
+        lengths.append([])
+        while engine.has_unfinished():
+            lengths[-1] += [len(output.outputs[0].token_ids) for output in engine.step()]
+    assert engine.stats().num_loaded_windows == 1
+    assert len(lengths[0]) < 24, "no draft was accepted"
+    assert lengths[1] == lengths[0]
+
+
 def test_host_memory_is_limited_in_bytes(make_engine: MakeEngine, ask: Ask) -> None:
     worker = make_engine(**TIER)._runner
     assert isinstance(worker, Worker)
