@@ -141,6 +141,9 @@ class _Integers(NamedTuple):
 
 
 _NOTHING = torch.empty((0, 0), dtype=torch.int64)
+_ALIGNMENT = 16
+"""Integers that the parts of a tier's inputs are aligned to, 128 bytes: compilers of kernels look
+at the alignment of what they are given, and would compile anew for every tier."""
 
 
 class StepUpload:
@@ -207,17 +210,22 @@ class TierLayout:
             draft_budget=seqs.new_zeros(int(tier.has_budget)),
             draft_floors=seqs,
         )
-        self.padding = torch.cat([part.flatten() for part in self._parts])
         self._places: list[tuple[int, int, torch.Size]] = []
         first = 0
         for part in self._parts:
             self._places.append((first, first + part.numel(), part.shape))
-            first += part.numel()
+            first += -(-part.numel() // _ALIGNMENT) * _ALIGNMENT
+        self.padding = torch.zeros(first, dtype=torch.int64)
+        for part, place in zip(self._parts, self._views(self.padding), strict=True):
+            place.copy_(part)
+
+    def _views(self, packed: Tensor) -> _Integers:
+        return _Integers(*(packed[first:end].view(shape) for first, end, shape in self._places))
 
     def step(self, packed: Tensor) -> DeviceStep:
         """The tier's inputs as views of a packed tensor on the device."""
         tier = self._tier
-        return self._parts.views(packed).step(StepKind.DECODE, tier.query_len, tier.key_len, None)
+        return self._views(packed).step(StepKind.DECODE, tier.query_len, tier.key_len, None)
 
     def pack(self, built: BuiltStep, runtime: Runtime) -> Tensor:
         """A step of this tier in pinned memory, padded.

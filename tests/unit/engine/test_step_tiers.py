@@ -119,6 +119,11 @@ def test_a_packed_step_is_the_step_and_then_padding(budget: int | None) -> None:
     for name, value in padding.items():
         own: Any = getattr(found, name, None)
         assert int((getattr(batch, name) if own is None else own)[3]) == value, name
+    parts = (
+        *(getattr(batch, name) for name in ("input_ids", "block_table", "history")),
+        found.remap,
+    )
+    assert {part.storage_offset() % 16 for part in parts} == {0}
     assert batch.history[3].tolist() == batch.block_table[3, :2].tolist() == [-1, -1]
 
 
