@@ -86,6 +86,7 @@ class StepGraphs:
         block_size: int,
         history_len: int,
         max_key_len: int,
+        max_drafts: int,
     ) -> None:
         """No graphs yet.
 
@@ -95,10 +96,11 @@ class StepGraphs:
             block_size: tokens of a cache block.
             history_len: tokens before a request that the model looks at.
             max_key_len: longest sequence in tokens.
+            max_drafts: most drafts of a request.
         """
         self._program, self._runtime = program, runtime
         self._block_size, self._history_len = block_size, history_len
-        self._max_key_len = max_key_len
+        self._max_key_len, self._max_drafts = max_key_len, max_drafts
         self._tiers: dict[Tier, _TierGraphs] = {}
 
     @property
@@ -114,7 +116,7 @@ class StepGraphs:
         """
         if built.batch.kind is not StepKind.DECODE:
             return None
-        tier = tier_of(built, self._max_key_len)
+        tier = tier_of(built, max_key_len=self._max_key_len, max_drafts=self._max_drafts)
         if tier not in self._tiers:
             self._tiers[tier] = self._capture(tier)
         return ReplayedRun(self._program, self._tiers[tier], built, self._runtime)

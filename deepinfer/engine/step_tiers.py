@@ -47,19 +47,19 @@ def row_tier(num_rows: int) -> int:
     return between if num_rows <= between else power
 
 
-def tier_of(built: BuiltStep, max_key_len: int) -> Tier:
+def tier_of(built: BuiltStep, *, max_key_len: int, max_drafts: int) -> Tier:
     """Smallest tier that holds a decode step.
 
     Args:
         built: the step.
         max_key_len: longest sequence; the last tier ends there.
+        max_drafts: most drafts of a request. The bound of a request's rows is always that of so
+            many: near the ends of answers it falls step by step, which would be a graph each.
     """
     batch = built.batch
     num_seqs = seq_tier(batch.query_lens.shape[0])
     # Without drafts a request is a row, and more tiers would only be more graphs.
-    num_rows = num_seqs
-    if batch.max_query_len > 1:
-        num_rows = max(num_seqs, row_tier(batch.input_ids.shape[0]))
+    num_rows = max(num_seqs, row_tier(batch.input_ids.shape[0])) if max_drafts else num_seqs
     key_len = max(_MIN_KEY_LEN, 1 << (batch.max_key_len - 1).bit_length())
     key_len = min(key_len, max(max_key_len, batch.max_key_len))
-    return Tier(num_seqs, num_rows, batch.max_query_len, key_len, built.draft_budget.shape[0] > 0)
+    return Tier(num_seqs, num_rows, 1 + max_drafts, key_len, built.draft_budget.shape[0] > 0)

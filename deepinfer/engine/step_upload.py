@@ -193,7 +193,7 @@ class TierLayout:
         rows = torch.arange(tier.num_rows)
         width = -(-tier.key_len // block_size)
         self._tier = tier
-        self._parts = _Integers(
+        parts = _Integers(
             input_ids=torch.zeros_like(rows),
             query_lens=seqs,
             context_lens=seqs,
@@ -212,11 +212,11 @@ class TierLayout:
         )
         self._places: list[tuple[int, int, torch.Size]] = []
         first = 0
-        for part in self._parts:
+        for part in parts:
             self._places.append((first, first + part.numel(), part.shape))
             first += -(-part.numel() // _ALIGNMENT) * _ALIGNMENT
         self.padding = torch.zeros(first, dtype=torch.int64)
-        for part, place in zip(self._parts, self._views(self.padding), strict=True):
+        for part, place in zip(parts, self._views(self.padding), strict=True):
             place.copy_(part)
 
     def _views(self, packed: Tensor) -> _Integers:

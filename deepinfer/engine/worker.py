@@ -107,6 +107,7 @@ class Worker:
                 block_size=geometry.block_size,
                 history_len=config.history_len,
                 max_key_len=max_key_len,
+                max_drafts=self.max_drafts,
             )
 
     @classmethod

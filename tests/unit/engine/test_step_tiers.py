@@ -56,26 +56,29 @@ def built(
 
 
 @pytest.mark.parametrize(
-    ("step", "tier"),
+    ("step", "max_drafts", "tier"),
     [
-        (built([1], key_len=1), Tier(1, 1, 1, 512)),
-        (built([1, 1], key_len=512), Tier(2, 2, 1, 512)),
-        (built([1] * 3, key_len=513), Tier(4, 4, 1, 1024)),
-        (built([1] * 64, key_len=4000), Tier(64, 64, 1, 4096)),
-        (built([1] * 65, key_len=4096), Tier(128, 128, 1, 4096)),
-        (built([4, 4, 2]), Tier(4, 12, 4, 512)),
-        (built([1, 4, 4]), Tier(4, 12, 4, 512)),
-        (built([2, 2, 2], num_rows=5, budget=2), Tier(4, 6, 2, 512, has_budget=True)),
+        (built([1], key_len=1), 0, Tier(1, 1, 1, 512)),
+        (built([1, 1], key_len=512), 0, Tier(2, 2, 1, 512)),
+        (built([1] * 3, key_len=513), 0, Tier(4, 4, 1, 1024)),
+        (built([1] * 64, key_len=4000), 0, Tier(64, 64, 1, 4096)),
+        (built([1] * 65, key_len=4096), 0, Tier(128, 128, 1, 4096)),
+        (built([4, 4, 2]), 3, Tier(4, 12, 4, 512)),
+        (built([1, 4, 4]), 3, Tier(4, 12, 4, 512)),
+        # Near the end of its answer a request has fewer rows; the graph is the same.
+        (built([2, 1, 1]), 3, Tier(4, 4, 4, 512)),
+        (built([1, 1, 1]), 3, Tier(4, 4, 4, 512)),
+        (built([2, 2, 2], num_rows=5, budget=2), 1, Tier(4, 6, 2, 512, has_budget=True)),
         # Not fewer rows than requests: each request's first token has a place of its own.
-        (built([2] * 5, num_rows=6, budget=1), Tier(8, 8, 2, 512, has_budget=True)),
+        (built([2] * 5, num_rows=6, budget=1), 1, Tier(8, 8, 2, 512, has_budget=True)),
     ],
 )
-def test_tier_is_the_smallest_that_fits(step: BuiltStep, tier: Tier) -> None:
-    assert tier_of(step, 4096) == tier
+def test_tier_is_the_smallest_that_fits(step: BuiltStep, max_drafts: int, tier: Tier) -> None:
+    assert tier_of(step, max_key_len=4096, max_drafts=max_drafts) == tier
 
 
 def test_key_tiers_end_at_the_longest_sequence() -> None:
-    assert tier_of(built([1], key_len=600), 700).key_len == 700
+    assert tier_of(built([1], key_len=600), max_key_len=700, max_drafts=0).key_len == 700
 
 
 def test_row_tiers_rise_by_half_a_power_of_two() -> None:
@@ -83,9 +86,9 @@ def test_row_tiers_rise_by_half_a_power_of_two() -> None:
     assert tiers == [1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128]
 
 
-def layout_of(step: BuiltStep) -> TierLayout:
+def layout_of(step: BuiltStep, max_drafts: int = 0) -> TierLayout:
     return TierLayout(
-        tier_of(step, 4096),
+        tier_of(step, max_key_len=4096, max_drafts=max_drafts),
         block_size=16,
         history_len=2,
         spare_result=SPARE_RESULT,
@@ -96,7 +99,8 @@ def layout_of(step: BuiltStep) -> TierLayout:
 @pytest.mark.parametrize("budget", [None, 5])
 def test_a_packed_step_is_the_step_and_then_padding(budget: int | None) -> None:
     step = built([4, 2, 3], budget=budget)
-    found = layout_of(step).step(layout_of(step).pack(step, RUNTIME))
+    layout = layout_of(step, max_drafts=3)
+    found = layout.step(layout.pack(step, RUNTIME))
     exact = StepUpload(step, RUNTIME).to(torch.device("cpu"))
     narrowed = found.narrowed(3, 9)
     for name in ("remap", "limits", "result_rows", "result_seqs", "draft_slots", "draft_floors"):
