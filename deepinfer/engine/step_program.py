@@ -134,7 +134,8 @@ class StepProgram:
         if step.result_seqs.shape[0]:
             sampled = self.sampler.sample(forwarded.logits, rows, controls, standing)
             anchors = self._keep_results(step, sampled)
-        draft_ids, survival = slots.new_empty((slots.shape[0], 0)), None
+        draft_ids = slots.new_empty((slots.shape[0], 0))
+        survival = draft_ids.float()
         if rounds is not None:
             num_final = step.batch.query_lens
             if standing is not None:
@@ -143,8 +144,6 @@ class StepProgram:
             draft_ids, survival = rounds.draft_ids(slots), rounds.survival(slots)
         if sampled is None:
             return Finished(slots.new_empty((0, num_columns(self._max_drafts))), None)
-        if survival is None:
-            survival = draft_ids.float()
         num_verified = (rows.starts.diff() - 1).clamp_min(0)
         results = pack_results(sampled.verified, num_verified, sampled.finite, draft_ids, survival)
         return Finished(results, sampled.logprobs)

@@ -10,7 +10,7 @@ import torch
 
 from deepinfer.config import EngineConfig, override
 from deepinfer.config.speculation import SpeculationMode
-from deepinfer.device.backend import DECODE_GRAPHS
+from deepinfer.device.backend import DECODE_GRAPHS, Backend
 from deepinfer.device.hookspecs import BackendConfig
 from deepinfer.device.overlay import checked
 from deepinfer.engine.llm_engine import LLMEngine
@@ -98,8 +98,9 @@ def scripted_engine(
     confidence: Callable[[int], float] = lambda position: 0.9,
     costs: CostTables | None = None,
     replays: bool = False,
+    backend: Backend | None = None,
 ) -> LLMEngine:
-    """An engine whose model follows a script, on the reference backend.
+    """An engine whose model follows a script.
 
     Args:
         script: next token, or its logits, from the tokens so far.
@@ -114,16 +115,18 @@ def scripted_engine(
         max_positions: of the model; None: that of the checkpoint.
         confidence: of the draft at a position.
         costs: what the planner of `speculation.mode=dynamic` reckons with; it never rests.
-        replays: decode steps are replayed as graphs.
+        replays: decode steps are replayed as graphs, on the reference backend.
+        backend: another one; None: the reference.
     """
     config = engine_config(overrides)
     directory = config.checkpoint.directory
-    backend = (ReplayingBackend if replays else ReferenceBackend)(
-        BackendConfig(config.backend.name, config.numerics, dict(config.backend.options))
-    )
-    if runtime_seed is not None:
-        backend.close()
-        backend.runtime = ReferenceRuntime(RuntimeMode.ADVERSARIAL, seed=runtime_seed)
+    if backend is None:
+        backend = reference = (ReplayingBackend if replays else ReferenceBackend)(
+            BackendConfig(config.backend.name, config.numerics, dict(config.backend.options))
+        )
+        if runtime_seed is not None:
+            reference.close()
+            reference.runtime = ReferenceRuntime(RuntimeMode.ADVERSARIAL, seed=runtime_seed)
     model_config = V41Config.from_json(directory)
     changes = {"dspark_block_size": block_size, "max_position_embeddings": max_positions}
     model_config = model_config.model_copy(
