@@ -76,5 +76,6 @@ def _write_all_results_to_one_step(patch: pytest.MonkeyPatch) -> None:
 )
 def test_planted_fault_is_caught(plant: Plant, monkeypatch: pytest.MonkeyPatch) -> None:
     plant(monkeypatch)
-    with pytest.raises(AssertionError):
+    # A late result can make a length negative, of which no step can be built.
+    with pytest.raises((AssertionError, RuntimeError)):
         run_state_machine_as_test(AdversarialLife, settings=SEARCH)

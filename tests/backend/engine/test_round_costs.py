@@ -3,11 +3,21 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from deepinfer.cli import main
+from deepinfer.device.backend_config import BackendConfig
+from deepinfer.device.numerics import Numerics
+from deepinfer.engine.step_timer import ModelStepTimer
+from deepinfer.model.forwarded import Forwarded
+from deepinfer.model.loading import load_model
+from deepinfer.model.step_batch import StepBatch
+from deepinfer_reference.graph import ReferenceGraph
+from tests.backend.engine.conftest import GOLDEN, ReplayingBackend
 
 LIMITS = ["--set", "scheduler.max_num_seqs=2", "--set", "max_model_len=64"]
 
@@ -51,3 +61,37 @@ def test_a_picture_of_no_costs_is_refused(
 ) -> None:
     assert main(["backends", "--svg", str(tmp_path / "c.svg")]) != 0
     assert "add --cost" in capsys.readouterr().err
+
+
+def test_costs_are_those_of_replayed_passes_where_steps_are_replayed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Each point is captured once, at the capacity of its tier, and replayed for every time."""
+    backend = ReplayingBackend(BackendConfig("reference", Numerics.EXACT, {"runtime": "inline"}))
+    captured: list[ReferenceGraph] = []
+    capture = backend.runtime.capture
+
+    def counted(work: Callable[[], None]) -> ReferenceGraph:
+        captured.append(capture(work))
+        return captured[-1]
+
+    monkeypatch.setattr(backend.runtime, "capture", counted)
+    loaded = load_model(GOLDEN / "tiny_a/checkpoint", backend, max_positions=64, with_drafter=True)
+    assert loaded.drafter is not None
+    timer = ModelStepTimer(
+        backend, loaded.backbone, loaded.drafter, max_num_seqs=3, max_drafts=2, max_model_len=64
+    )
+    assert timer.tiers == (1, 2, 3, 4, 6, 8, 12)
+    shapes: list[tuple[int, int]] = []
+    step = loaded.backbone.step
+
+    def seen(batch: StepBatch, *rest: Any) -> Forwarded:  # noqa: ANN401
+        shapes.append((batch.query_lens.shape[0], batch.input_ids.shape[0]))
+        return step(batch, *rest)
+
+    monkeypatch.setattr(loaded.backbone, "step", seen)
+    times = [timer.verify_us(5), timer.verify_us(5), timer.draft_us(3), timer.draft_us(3)]
+    assert min(times) > 0.0
+    assert len(captured) == 2
+    assert set(shapes) == {(4, 6)}
+    backend.close()
