@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import torch
@@ -165,7 +165,11 @@ def resumed_rows(config: V41Config, first: int, num_hit_tokens: int, start: int)
         num_hit_tokens: cached positions, at least `first`.
         start: from `decoder_start` of the whole prompt; 0, or at least `first`.
     """
-    return _with_decoder_cut(config, PrefillRows(first, write_from=num_hit_tokens), start)
+    rows, source = PrefillRows(first, write_from=num_hit_tokens), config.last_kv_source
+    if source is not None and start == first > 0:
+        # No row is dropped, but the windows at hand are not those of the layers after the source.
+        return replace(rows, cuts=(SequenceCut(source, start, start),))
+    return _with_decoder_cut(config, rows, start)
 
 
 def _with_decoder_cut(config: V41Config, rows: PrefillRows, start: int) -> PrefillRows:
