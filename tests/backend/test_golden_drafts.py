@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -203,6 +204,11 @@ class Company:
         lens = [len(part) for part in parts]
         final = lens if accepted is None else list(accepted)
         history = [([-1] * width + ids)[-width:] for ids in [*self.done, []]]
+        replay = batch_replay(
+            [rows] * len(parts) + [ALL_ROWS], [*map(len, self.done), 0], [*lens, 0]
+        )
+        if replay is not None:
+            replay = replace(replay, limits=replay.limits.to(device))
         batch = StepBatch(
             kind=kind,
             input_ids=torch.tensor([i for part in parts for i in part] + [0], device=device),
@@ -214,9 +220,7 @@ class Company:
             logits_rows=torch.zeros(0, dtype=torch.int64, device=device),
             max_query_len=max(lens),
             max_key_len=max(n + len(ids) for n, ids in zip(lens, self.done, strict=True)),
-            replay=batch_replay(
-                [rows] * len(parts) + [ALL_ROWS], [*map(len, self.done), 0], [*lens, 0]
-            ),
+            replay=replay,
         )
 
         def work() -> None:
