@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import SimpleNamespace
@@ -10,7 +12,7 @@ import pytest
 import torch
 
 from deepinfer.device.errors import DeviceMemoryError
-from deepinfer_cuda_sm100.graphs import GraphCapture, RepeatedWork
+from deepinfer_cuda_sm100.graphs import CudaGraph, GraphCapture, RepeatedWork
 from deepinfer_cuda_sm100.options import CudaOptions
 from deepinfer_cuda_sm100.runtime import CudaRuntime
 
@@ -106,6 +108,22 @@ def test_work_is_captured_without_gradients(cuda: Cuda) -> None:
     capture = GraphCapture(cuda.default, torch.device("cuda", 0))  # type: ignore[arg-type]
     capture.capture(lambda: seen.append(torch.is_grad_enabled()))
     assert seen == [False, False]
+
+
+def test_what_only_the_work_refers_to_lives_as_long_as_the_graph(cuda: Cuda) -> None:
+    """The fault of a GPU run: a graph went on reading a tensor that was freed after capture."""
+    capture = GraphCapture(cuda.default, torch.device("cuda", 0))  # type: ignore[arg-type]
+
+    def captured() -> tuple[CudaGraph, weakref.ref[torch.Tensor]]:
+        read = torch.ones(3)
+        return capture.capture(lambda: cuda.log.append(str(read.sum()))), weakref.ref(read)
+
+    graph, read = captured()
+    gc.collect()
+    assert read() is not None
+    del graph
+    gc.collect()
+    assert read() is None
 
 
 def test_interpreting_runtime_repeats_the_work() -> None:

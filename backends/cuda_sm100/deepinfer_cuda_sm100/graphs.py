@@ -8,10 +8,13 @@ import torch
 
 
 class CudaGraph:
-    """A captured CUDA graph; the tensors that the work made live as long as the graph."""
+    """A captured CUDA graph; the tensors that its work made or holds live as long as the graph."""
 
-    def __init__(self, graph: torch.cuda.CUDAGraph) -> None:
+    def __init__(self, graph: torch.cuda.CUDAGraph, work: Callable[[], None]) -> None:
         self._graph = graph
+        # A graph reads addresses. What the work alone refers to would be freed with it, and the
+        # memory given back to the driver at the next capture.
+        self._work = work
 
     def replay(self) -> None:
         """Issue the captured launches; call it inside `Stream.enqueue`."""
@@ -41,8 +44,8 @@ class GraphCapture:
         """Run `work` once, so that every kernel is compiled and loaded, then capture it.
 
         The run comes after everything issued on the compute stream and has ended when this
-        returns. The tensors that `work` makes belong to the graph; those it reads must stay where
-        they are. Work that waits for the host cannot be captured.
+        returns. The tensors that `work` makes or refers to live as long as the graph; those it
+        reads must stay where they are. Work that waits for the host cannot be captured.
         """
         self._stream.wait_stream(self._compute)
         with torch.no_grad(), torch.cuda.stream(self._stream):
@@ -51,7 +54,7 @@ class GraphCapture:
         graph = torch.cuda.CUDAGraph()
         with torch.no_grad(), torch.cuda.graph(graph, pool=self._pool, stream=self._stream):
             work()
-        return CudaGraph(graph)
+        return CudaGraph(graph, work)
 
 
 class RepeatedWork:
