@@ -25,8 +25,9 @@ class ReplayFigures:
         bounded_formula_macs: by formula.
         exact_us: least time of the repeats.
         bounded_us: least time of the repeats.
-        launch_us: what a prompt of one token takes, times the number of steps: work of the host
-            and the device that does not depend on rows.
+        launch_us: what a prompt of one token takes: work of the host and the device that does not
+            depend on rows. It shows once in a prompt; later steps are issued while the device
+            still computes the one before.
     """
 
     num_tokens: int
@@ -118,5 +119,5 @@ def measure_replay(
             bounded_formula_macs=prefill_macs(config, num_tokens, bounded),
             exact_us=exact_us,
             bounded_us=bounded_us,
-            launch_us=one_step_us * prefill.num_steps(num_tokens),
+            launch_us=one_step_us,
         )

@@ -20,7 +20,7 @@ _CHUNK_TOKENS = 4096
 _EPILOG = """\
 Work is counted in the op calls of the first run of each kind; beside it stands the formula, which
 knows the configuration only. Times are the least of the repeats; `no launches` leaves out what a
-step takes however few rows it has. replay.keep_tokens says how many tokens the decoder runs.
+prompt of one token takes. replay.keep_tokens says how many tokens the decoder runs.
 
 --layers takes that many layers of V4.1-Flash at their published widths, with random weights in
 the published formats, drawn on the backend's device: about 7.5 GB for a layer with all experts.

@@ -45,10 +45,6 @@ class Prefill:
         )
         self._caches = loaded.backbone.create_caches(geometry)
 
-    def num_steps(self, num_tokens: int) -> int:
-        """Steps that a prompt takes."""
-        return -(-num_tokens // self._chunk_tokens)
-
     def run(
         self, token_ids: list[int], rows: PrefillRows, *, num_logits: int = 1
     ) -> tuple[Tensor, float]:

@@ -106,7 +106,7 @@ def test_layers_with_weights_drawn_on_the_device_are_measured(numerics: Numerics
     backend.close()
     assert long.counted_ratio < short.counted_ratio < 1.0
     assert long.counted_ratio == pytest.approx(long.formula_ratio, rel=0.01)
-    assert long.launch_us == 2 * short.launch_us
+    assert long.launch_us == short.launch_us > 0
 
 
 def test_dropped_rows_change_no_logit_where_no_layer_needs_them(counted: Counted) -> None:
