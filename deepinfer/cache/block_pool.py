@@ -164,6 +164,18 @@ class BlockPool:
         self._free += freed
         return freed
 
+    def forget(self, block: int) -> None:
+        """Take a published block out of the index; its holders keep it, without any it is free.
+
+        Raises:
+            ContractError: it is not published.
+        """
+        self._index.remove(block)
+        if block in self._idle:
+            del self._idle[block]
+            self._on_evict([block])
+            self._free.append(block)
+
     def _evict(self, count: int) -> None:
         evicted = [block for block, _ in zip(self._idle, range(count), strict=False)]
         for block in evicted:

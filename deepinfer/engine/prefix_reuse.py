@@ -200,8 +200,10 @@ class PrefixReuse:
     ) -> None:
         """Make the blocks known that a running sequence has filled with committed tokens.
 
-        Where a block of that content is known already, the sequence goes on with that one: so
-        whoever holds a known block holds the known blocks before it.
+        Where an exact block of that text is known already, an exact sequence goes on with that
+        one: so whoever holds a known exact block holds the known blocks before it. It takes the
+        place of an approximate one. An approximate sequence keeps its own block and leaves the
+        known one: what its answer is computed from does not depend on who else runs.
 
         Args:
             sequence: a running sequence.
@@ -224,9 +226,12 @@ class PrefixReuse:
         for number in range(first, stop):
             name, own = sequence.block_names[number], sequence.blocks[number]
             twin = index.block(name)
+            if twin is not None and is_exact and not index.is_exact(twin):
+                pool.forget(twin)
+                twin = None
             if twin is None:
                 index.add(name, own, is_exact=is_exact)
-            else:
+            elif is_exact:
                 self._finish_load(twin)
                 pool.hold([twin])
                 sequence.blocks[number] = twin

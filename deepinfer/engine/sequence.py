@@ -92,7 +92,7 @@ class Sequence:
         prefill_target: positions to compute before it decodes; set at admission.
         hit: what it took over at admission.
         block_names: names of its full blocks, as far as anybody asked.
-        num_published_blocks: its first blocks, which are known to the prefix cache.
+        num_published_blocks: its first blocks, whose text is known to the prefix cache.
         loads: copies from host memory that it waits for.
         window_stops: positions at which its prefill pauses, so that its windows can be saved.
         window_name: windows of its answer that were saved last, or None.

@@ -128,3 +128,58 @@ def test_withheld_blocks_leave_every_cached_block_as_in_a_cold_run(
     ask_one(ask, with_it, text(62))
     ask_one(ask, without, text(42))
     assert answer(ask, with_it, text(70)) == answer(ask, without, text(70))
+
+
+@pytest.mark.parametrize("after_hit", ["publish", "mark"])
+def test_an_exact_prompt_goes_on_with_its_own_blocks(
+    after_hit: str, make_engine: MakeEngine, ask: Ask
+) -> None:
+    """Approximate blocks of its text are known; its own take their place, on the host, too."""
+    rebuild = {"replay.rebuild": "bounded", "replay.publish_after_hit": after_hit}
+    memory: dict[str, object] = {"cache.num_blocks": 56, "cache.host_memory": "64MiB"}
+    chunks = {"scheduler.prefill_chunk_tokens": 16}
+    engine = make_engine(**PREFIX | rebuild | memory | chunks)
+    cold = make_engine()
+    prompt = [*text(42), *text(48)[::-1]]
+    ask_one(ask, engine, text(62))
+    ask_one(ask, engine, prompt[:62])  # a hit of 40 tokens: what it writes up to 60 is approximate
+    scored = SamplingParams(temperature=0.0, max_tokens=5, ignore_eos=True, prompt_logprobs=0)
+    found, expected = (
+        ask(asked, {"r": (prompt, scored)})["r"].prompt_logprobs for asked in (engine, cold)
+    )
+    assert found == expected
+    reuse = engine._scheduler.reuse
+    assert reuse is not None
+    names = list[bytes]()
+    reuse.cache.name_blocks(names, prompt)
+    known = reuse.cache.index.find(names)
+    assert len(known) == 90 // BLOCK
+    assert all(map(reuse.cache.index.is_exact, known))
+    ask_one(ask, engine, [7 + token % 200 for token in range(215)])  # needs nearly all blocks
+    before = engine.stats().num_loaded_blocks
+    longer = [*prompt, 9, 9, 9]
+    assert answer(ask, engine, longer) == answer(ask, cold, longer)
+    assert engine.stats().num_loaded_blocks > before
+
+
+def test_a_rebuilt_answer_does_not_depend_on_who_writes_the_same_text(
+    make_engine: MakeEngine, ask: Ask
+) -> None:
+    """Beside it a cold prompt makes exact blocks of its text known, just before its own."""
+    common: dict[str, object] = {
+        "replay.rebuild": "bounded",
+        "scheduler.async_depth": 0,
+        "scheduler.prefill_chunk_tokens": 16,
+    }
+    engine, alone = (
+        make_engine(**PREFIX | common | {"scheduler.max_num_seqs": seqs}) for seqs in (5, 6)
+    )
+    ask_one(ask, alone, text(48))
+    params = SamplingParams(temperature=0.0, max_tokens=5, ignore_eos=True, logprobs=0)
+    engine.add_request("cold", text(90), params)
+    for _ in range(3):
+        engine.step()
+    found = answer(ask, engine, text(90))
+    assert engine.stats().prefix_hit_tokens == 48 - WINDOW
+    assert found == answer(ask, alone, text(90))
+    assert alone.stats().prefix_hit_tokens == 48 - WINDOW

@@ -185,6 +185,24 @@ def test_names_are_made_once_and_for_full_blocks() -> None:
     assert names == whole
 
 
+def test_a_forgotten_block_is_free_as_soon_as_nobody_holds_it() -> None:
+    evicted: list[int] = []
+    index = PrefixIndex()
+    pool = BlockPool(2, index, on_evict=evicted.extend)
+    held, idle = pool.allocate(2)
+    for block in (held, idle):
+        index.add(bytes([block]), block, is_exact=False)
+    pool.release([idle])
+    for block in (held, idle):
+        pool.forget(block)
+    assert (pool.num_used, pool.num_free, pool.num_idle, len(index)) == (1, 1, 0, 0)
+    assert evicted == [idle], "its memory is poisoned before anybody gets it"
+    assert pool.release([held]) == [held]
+    assert sorted(pool.allocate(2)) == sorted((held, idle))
+    with pytest.raises(ContractError, match="is not published"):
+        pool.forget(held)
+
+
 def test_pools_refuse_what_they_do_not_have() -> None:
     pool = BlockPool(2)
     held = pool.allocate(2)
