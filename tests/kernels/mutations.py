@@ -70,7 +70,7 @@ MUTATIONS = {
     ),
     "old output is not rescaled": _of(
         "attention", "sparse_attention", "tl.fma(a0, decay, ", "tl.fma(a0, 1.0, ",
-        "sparse_attention:normative,n=20",
+        "sparse_attention:normative,n=36",
     ),
     "outputs of tiles are not rescaled": _of(
         "attention", "sparse_attention", "tl.fma(acc, decay, ", "tl.fma(acc, 1.0, ",

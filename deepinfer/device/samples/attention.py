@@ -137,7 +137,7 @@ declare(
         "n=0": _attention((), ()),
         "n=1": _attention((8,), (6,)),
         "n=17": _attention((8, 1, 5) * 5 + (2, 7), None, heads=1),
-        "n=20": _attention((8, 3, 7, 5) * 5, (6, 4, 1, 5) * 5),
+        "n=36": _attention((8, 3, 7, 5) * 9, (6, 4, 1, 5) * 9),
         "window-only": _attention(compressed=None),
         "heads=1": _attention(heads=1),
         "window=0,1,W-1,W": _attention((0, 1, _WINDOW - 1, _WINDOW)),

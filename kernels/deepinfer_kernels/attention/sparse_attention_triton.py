@@ -22,7 +22,7 @@ _SM100_HEADS = 32
 """Triton 3.6 gives every product its own tensor memory, and with 64 heads more than exists."""
 _KEYS = 64
 _WARPS = 8
-_SPLIT_PROGRAMS = 16
+_SPLIT_PROGRAMS = 32
 """Up to so many programs of whole rows, every tile of keys becomes a program."""
 _COMBINE_STAGES = tl.constexpr(4)
 _CHUNK = 128

@@ -14,10 +14,10 @@ from torch import Tensor
 from deepinfer_kernels.compile_case import CompileCase
 from deepinfer_kernels.kv.records_triton import load_fp4
 
-_ENTRIES = 128
+_ENTRIES = 64
 _HEADS = 32
 """Heads of one product; 64 need more registers than there are."""
-_WARPS = 8
+_WARPS = 4
 _ROWS = 8
 """Rows of a program, where requests have many: they share keys."""
 _MAX_TILES = 8

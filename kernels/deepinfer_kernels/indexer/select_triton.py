@@ -17,7 +17,7 @@ from deepinfer_kernels.compile_case import CompileCase
 
 _COLUMNS = 1024
 # Columns and warps of the programs for rows that fit: few sizes, because each is compiled.
-_WHOLE_ROWS = {2048: 8, 8192: 16, 32768: 32}
+_WHOLE_ROWS = {2048: 8, 8192: 16, 32768: 16}
 # They are read again in blocks to be written: the running counts need registers of their own.
 _WRITTEN = 8192
 # Wide blocks keep many loads in flight.
