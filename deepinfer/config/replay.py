@@ -34,10 +34,13 @@ class ReplaySection(Section):
     """Bounded replay. Its kept tail must cover the model's window, which the model checks."""
 
     mode: ReplayMode = Field(default=ReplayMode.EXACT, strict=False, description="exact or bounded")
-    rebuild: ReplayMode | None = Field(
-        default=None,
+    rebuild: ReplayMode = Field(
+        default=ReplayMode.EXACT,
         strict=False,
-        description="exact or bounded rebuilding of windows after a prefix hit; null = as `mode`",
+        description=(
+            "exact or bounded rebuilding of windows after a prefix hit; bounded is cheaper, and "
+            "lets answers depend on what is cached and on preemption"
+        ),
     )
     publish_after_hit: AfterHit = Field(
         default=AfterHit.PUBLISH,
@@ -49,8 +52,3 @@ class ReplaySection(Section):
         ge=1,
         description="the last prompt tokens that the decoder half runs in mode bounded, from 1",
     )
-
-    @property
-    def rebuild_mode(self) -> ReplayMode:
-        """How windows are rebuilt after a prefix hit."""
-        return self.rebuild or self.mode

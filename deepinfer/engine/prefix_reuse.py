@@ -68,7 +68,7 @@ class PrefixReuse:
         self.cache, self.stats, self.tier = cache, PrefixStats(), tier
         self._rule, self._drafts = rule, drafts
         self._after_hit = section.publish_after_hit
-        self._rebuilds_exactly = section.rebuild_mode is ReplayMode.EXACT
+        self._rebuilds_exactly = section.rebuild is ReplayMode.EXACT
 
     def look_up(self, sequence: Sequence) -> PrefixHit:
         """What a waiting sequence may take over, and the rows that are left to it."""

@@ -1,7 +1,8 @@
 """Which rows a request's prefill runs, from the configuration and the request alone.
 
 Nothing about batch, chunks, memory or time enters: what a request's answer is computed from is
-fixed when the request comes in.
+fixed when the request comes in. Only windows that are rebuilt in mode bounded after a prefix hit
+depend on where the hit ends, and so on what was cached.
 """
 
 from __future__ import annotations
@@ -78,7 +79,7 @@ class ReplayRule:
             start: from `decoder_start`.
             drafts: whether a drafter's window is to be filled, too.
         """
-        if self._section.rebuild_mode is ReplayMode.BOUNDED:
+        if self._section.rebuild is ReplayMode.BOUNDED:
             return bounded_rows(self._model, num_hit_tokens, start)
         num_final_rows = self._model.sliding_window if drafts else 1
         return exact_rows(self._model, num_hit_tokens, start, num_final_rows=num_final_rows)

@@ -113,11 +113,28 @@ def test_no_way_of_running_changes_an_answer(
     assert _answers(ask, make_engine(**base), six, shuffled) == expected
 
 
-@pytest.mark.parametrize(("runtime", "depth"), [("inline", 0), ("inline", 1), ("adversarial", 2)])
+@pytest.mark.parametrize(
+    ("runtime", "depth", "prefix"),
+    [
+        ("inline", 0, False),
+        ("inline", 1, False),
+        ("adversarial", 2, False),
+        ("inline", 1, True),
+        ("adversarial", 2, True),
+    ],
+)
 def test_preemption_changes_no_answer(
-    runtime: str, depth: int, make_engine: MakeEngine, ask: Ask, six: list[list[int]]
+    runtime: str,
+    depth: int,
+    prefix: bool,
+    make_engine: MakeEngine,
+    ask: Ask,
+    six: list[list[int]],
 ) -> None:
-    """An answer computed anew runs its decoder from the same position, not from a later one."""
+    """An answer computed anew runs its decoder from the same position, not from a later one.
+
+    With the prefix cache it finds the blocks that it has left itself.
+    """
     scarce = make_engine(
         **BOUNDED,
         **{
@@ -125,6 +142,7 @@ def test_preemption_changes_no_answer(
             "scheduler.async_depth": depth,
             "cache.block_size": 4,
             "cache.num_blocks": 18,
+            "cache.prefix": prefix,
         },
     )
     before = scarce.stats().num_preemptions
@@ -145,7 +163,6 @@ def test_hits_with_exact_rebuild_change_no_answer_of_bounded_prompts(
         **{
             "cache.prefix": True,
             "cache.block_size": 4,
-            "replay.rebuild": "exact",
             "scheduler.prefill_chunk_tokens": chunk,
         },
     )

@@ -34,12 +34,12 @@ def test_only_bounded_mode_drops_rows_and_only_of_requests_that_do_not_need_them
 
 
 def test_rebuilding_follows_its_own_setting(flash: V41Config) -> None:
-    split = BOUNDED.model_copy(update={"rebuild": ReplayMode.EXACT})
-    assert ReplayRule(BOUNDED, flash).after_hit(1024, 500, drafts=True) == bounded_rows(
+    cheap = BOUNDED.model_copy(update={"rebuild": ReplayMode.BOUNDED})
+    assert ReplayRule(cheap, flash).after_hit(1024, 500, drafts=True) == bounded_rows(
         flash, 1024, 500
     )
     for drafts, final in ((False, 1), (True, 128)):
-        assert ReplayRule(split, flash).after_hit(1024, 500, drafts=drafts) == exact_rows(
+        assert ReplayRule(BOUNDED, flash).after_hit(1024, 500, drafts=drafts) == exact_rows(
             flash, 1024, 500, num_final_rows=final
         )
 
