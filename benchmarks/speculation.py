@@ -153,7 +153,10 @@ def measure(args: argparse.Namespace, count: int) -> tuple[dict[str, Any], Specu
     for number in range(args.rounds):
         print(f"\r  {count} sequences, round {number + 1}/{args.rounds}  ", end="",
               file=sys.stderr, flush=True)  # fmt: skip
-        for run in runs.values():
+        # Who comes after whom must not tell.
+        turns = list(runs.values())
+        first = number % len(turns)
+        for run in turns[first:] + turns[:first]:
             run.block(args.block_s)
     print(file=sys.stderr)
     figures: dict[str, Any] = {}
