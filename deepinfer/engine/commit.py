@@ -98,7 +98,10 @@ def commit(
         prompt_row += num_scored
         if current and metadata.samples:
             num_before = len(sequence.token_ids)
-            _commit_tokens(sequence, step, results, row, rules)
+            if metadata.known_token >= 0:
+                _commit_known(sequence, step, results, row)
+            else:
+                _commit_tokens(sequence, step, results, row, rules)
             num_tokens += len(sequence.token_ids) - num_before
             if sequence.finish_reason is not None:
                 ended.append(sequence)
@@ -127,6 +130,14 @@ def _commit_prompt(
         token_id = request.prompt_token_ids[position]
         num_top = request.params.prompt_logprobs or 0
         entries.append(_entry(logprobs, first + offset, token_id, num_top))
+
+
+def _commit_known(sequence: Sequence, step: int, results: _HostResults, row: int) -> None:
+    """Take the drafts after a token that was committed before a preemption."""
+    if results.draft_ids is not None:
+        sequence.draft_ids = results.draft_ids[row]
+    if results.finite is not None and not results.finite[row][0]:
+        _fail(sequence, step)
 
 
 def _commit_tokens(

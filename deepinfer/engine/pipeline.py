@@ -184,9 +184,10 @@ class StepPipeline:
 
     def _start_on_device(self, sequence: Sequence, slot: int) -> None:
         if sequence.request.params.has_penalties:
-            self._runner.start_penalties(
-                slot, sequence.request.prompt_token_ids, sequence.output_token_ids
-            )
+            prompt = sequence.request.prompt_token_ids
+            # A known token is counted when its row yields it.
+            before = sequence.token_ids[len(prompt) : sequence.prefill_target]
+            self._runner.start_penalties(slot, prompt, before)
 
     def _pre_sampler_sync(self, scheduled: SchedulerOutputs) -> SamplingBatch:
         """Finish older steps while the new step's forward runs; then its sampling controls.

@@ -72,7 +72,7 @@ class PrefixReuse:
 
     def look_up(self, sequence: Sequence) -> PrefixHit:
         """What a waiting sequence may take over, and the rows that are left to it."""
-        start, num_tokens = sequence.request.decoder_start, len(sequence.token_ids)
+        start, num_tokens = sequence.request.decoder_start, sequence.prefill_target
         cold = PrefixHit(rows=self._rule.cold(start))
         names, size = sequence.block_names, self.cache.rules.block_size
         self.cache.name_blocks(names, sequence.token_ids)
@@ -121,7 +121,7 @@ class PrefixReuse:
         In mode bounded the layers after the last KV source begin at the decoder start and see
         nothing before it: their windows are never saved, and there it must begin at the latest.
         """
-        stop = len(sequence.token_ids) - 1
+        stop = sequence.prefill_target - 1
         if sequence.request.decoder_start:
             stop = min(stop, sequence.request.decoder_start)
         return stop - stop % self.cache.rules.block_size

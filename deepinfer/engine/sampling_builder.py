@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence as Rows
 
+import torch
 from torch import Tensor
 
 from deepinfer.engine.commit import StopRules
@@ -16,7 +17,8 @@ class SamplingBuilder:
     """Builds step after step; one with the requests of the step before is that one's batch.
 
     That is most decode steps. It holds while no request has a constraint: the host works out its
-    masks token by token, those of the drafts included.
+    masks token by token, those of the drafts included. A token that is known already is the only
+    one that its row allows.
     """
 
     def __init__(self, vocab_size: int, rules: StopRules) -> None:
@@ -38,7 +40,8 @@ class SamplingBuilder:
         """
         sampling = [metadata for metadata in scheduled.sequences if metadata.samples]
         rows = [(metadata.sequence, metadata.slot) for metadata in sampling]
-        if self._batch is not None and rows == self._rows:
+        has_masks = _has_masks(sampling)
+        if self._batch is not None and rows == self._rows and not has_masks:
             return self._batch
         batch = build_sampling_batch(
             [self._request(metadata) for metadata in sampling],
@@ -46,7 +49,7 @@ class SamplingBuilder:
             eos_token_ids=sorted(self._rules.eos_token_ids),
             never_token_ids=self._rules.never_token_ids,
         )
-        self._rows, self._batch = rows, None if _has_constraint(sampling) else batch
+        self._rows, self._batch = rows, None if has_masks else batch
         return batch
 
     def _request(self, metadata: SequenceMetadata) -> SampledRequest:
@@ -67,6 +70,10 @@ class SamplingBuilder:
         They end at the first draft that may not stand or that ends the answer: what follows is
         refused or dropped, whatever it is.
         """
+        if metadata.known_token >= 0:
+            only = torch.zeros(self._vocab_size, dtype=torch.bool)
+            only[metadata.known_token] = True
+            return (only,)
         sequence, constraint = metadata.sequence, metadata.sequence.constraint
         # A sequence that ended or moved on meanwhile has no row to constrain.
         if constraint is None or not metadata.is_current:
@@ -84,5 +91,8 @@ class SamplingBuilder:
         return tuple(masks)
 
 
-def _has_constraint(sampling: Rows[SequenceMetadata]) -> bool:
-    return any(metadata.sequence.constraint is not None for metadata in sampling)
+def _has_masks(sampling: Rows[SequenceMetadata]) -> bool:
+    return any(
+        metadata.known_token >= 0 or metadata.sequence.constraint is not None
+        for metadata in sampling
+    )

@@ -16,6 +16,10 @@ and not committed counts as if every draft were accepted, so a launched step alw
 (ZO-3). A sequence that lacks room which deferred memory will give, or whose own results are still
 out, sits a step out. It is neither preempted nor ended on a guess.
 
+Rounds of speculation stay where they were over a preemption. The prefill ends before the newest
+token, whose row in the last step yields that token once more, and the drafts after it. Computed to
+its end instead, the answer would go on without drafts, and a seeded one with other random numbers.
+
 With a prefix cache, full blocks of committed tokens are published. A newcomer takes over the
 blocks of its beginning that are known, holds them like its own, and never writes them. Blocks that
 nobody holds stay known until their memory is needed.
@@ -188,11 +192,17 @@ class Scheduler:
         spared = blocks_for(length + 1, self.block_size)
         return max(blocks_for(length, self.block_size), min(spared, self.blocks.num_blocks))
 
+    def _prefill_len(self, sequence: Sequence) -> int:
+        """Positions to compute of a newcomer before it decodes."""
+        resumes_round = self._max_drafts > 0 and sequence.num_output_tokens > 0
+        return len(sequence.token_ids) - resumes_round
+
     def _admit(self, sequence: Sequence, num_owed: int) -> bool:
         """Give a waiting sequence its slot and its blocks; False: there is no room now."""
         if self.slots.num_free == 0:
             return False
         reuse = self.reuse
+        sequence.prefill_target = self._prefill_len(sequence)
         hit = PrefixHit(rows=sequence.rows) if reuse is None else reuse.look_up(sequence)
         needed = self._blocks_to_admit(sequence) - len(hit.blocks)
         if needed > self.blocks.num_free - self.blocks.count_idle(hit.blocks) - num_owed:
@@ -229,15 +239,18 @@ class Scheduler:
             if pause > context:
                 length = min(length, pause - context)
         assert sequence.slot is not None  # a running sequence has one
+        samples = length == remaining
+        is_known = samples and sequence.prefill_target < len(sequence.token_ids)
         return SequenceMetadata(
             sequence=sequence,
             generation=sequence.generation,
             slot=sequence.slot,
             context_len=context,
             query_len=length,
-            samples=length == remaining,
+            samples=samples,
             scores_prompt=sequence.scores_prompt,
             saves_window=context + length in sequence.window_stops,
+            known_token=sequence.token_ids[sequence.prefill_target] if is_known else -1,
         )
 
     def _schedule_decode(self) -> tuple[list[SequenceMetadata], list[Sequence]]:

@@ -89,7 +89,8 @@ class Sequence:
         rows: which rows of its prefill each layer runs; set at admission.
         num_cached_tokens: positions whose KV is committed.
         total_inflight_tokens: positions launched and not committed (ZO-3).
-        prefill_target: positions to compute before it decodes; set at admission.
+        prefill_target: positions to compute before it decodes; set at admission. All it has but
+            the newest token where an answer with drafts is computed anew, see `Scheduler`.
         hit: what it took over at admission.
         block_names: names of its full blocks, as far as anybody asked.
         num_published_blocks: its first blocks, whose text is known to the prefix cache.
@@ -157,7 +158,11 @@ class Sequence:
     @property
     def least_len(self) -> int:
         """Tokens it will have, at least, when everything in flight is committed."""
-        return len(self.token_ids) + self.num_inflight_samples
+        num_tokens = len(self.token_ids)
+        if self.num_cached_tokens < self.prefill_target < num_tokens:
+            # The first sample in flight, if any, yields its newest token once more.
+            return max(num_tokens, self.prefill_target + self.num_inflight_samples)
+        return num_tokens + self.num_inflight_samples
 
     @property
     def ends_in_flight(self) -> bool:
@@ -197,10 +202,9 @@ class Sequence:
         )
 
     def begin(self, hit: PrefixHit) -> None:
-        """Start with what was taken over; blocks and slot are set by the caller."""
+        """Start with what was taken over; blocks, slot and target are set by the caller."""
         self.hit, self.num_published_blocks = hit, len(hit.blocks) + len(hit.saved)
         self.rows, self.num_cached_tokens = hit.rows, hit.rows.first
-        self.prefill_target = len(self.token_ids)
         if self.index == 0 and self.request.num_cached_tokens is None:
             # Later admissions find what the request itself has left.
             self.request.num_cached_tokens = hit.rows.first

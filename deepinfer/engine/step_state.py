@@ -27,6 +27,8 @@ class SequenceMetadata(NamedTuple):
         samples: whether its last row yields a token.
         scores_prompt: whether its rows' logits are wanted for prompt logprobs.
         saves_window: whether its windows are saved as they are after its last row.
+        known_token: the token that its last row yields, where that was decided before a
+            preemption; -1: it is not known.
     """
 
     sequence: Sequence
@@ -37,6 +39,7 @@ class SequenceMetadata(NamedTuple):
     samples: bool
     scores_prompt: bool
     saves_window: bool = False
+    known_token: int = -1
 
     # A named tuple, because one is made for every row of every step.
 

@@ -228,6 +228,21 @@ def test_preemption_does_not_change_tokens(make: Make, every: int) -> None:
     assert engine.stats().num_preemptions >= 1
 
 
+def test_preemption_counts_no_token_twice(make: Make) -> None:
+    """The newest token is yielded once more when its sequence comes back."""
+
+    def close(known: list[int]) -> Tensor:
+        row = torch.zeros(VOCABULARY)
+        row[100:104] = torch.tensor([10.0, 9.9, 9.7, 9.4])
+        return row
+
+    asked = [greedy(max_tokens=20, frequency_penalty=0.4) for _ in range(4)]
+    plain = answers(make(close, max_drafts=0), *asked)
+    engine = make(close, **{"cache.num_blocks": 14})
+    assert told(answers(engine, *asked)) == told(plain)
+    assert engine.stats().num_preemptions >= 1
+
+
 def test_logits_that_are_not_numbers_end_only_what_comes_after(make: Make) -> None:
     def ill(known: list[int]) -> int | Tensor:
         if known[0] == 6 and len(known) == 9:
@@ -279,6 +294,20 @@ def test_drafts_outside_the_grammar_are_refused(make: Make, illegal: int | None)
     assert results["bound"].outputs[0].token_ids == [200, 201, 200, 201, EOS]
     assert results["bound"].outputs[0].finish_reason is FinishReason.STOP
     assert results["free"].outputs[0].token_ids == [150] * 20
+
+
+def test_a_bound_answer_goes_on_after_a_preemption(make: Make) -> None:
+    """Its newest token is not offered to the grammar twice, and its drafts stay within it."""
+    engine = make(lambda known: 150, lambda known: 200 + (len(known) - 1) % 2, max_drafts=1)
+    engine.add_request("bound", [9], greedy())
+    (sequence,) = engine._requests["bound"].sequences
+    sequence.constraint = Brackets()
+    while sequence.num_output_tokens < 1:
+        engine.step()
+    engine._scheduler.preempt(sequence)
+    answer = collect(engine)["bound"][-1].outputs[0]
+    assert answer.token_ids == [200, 201, 200, 201, EOS]
+    assert engine.stats().accepted_by_place[0] > 0
 
 
 def test_aborts_leave_no_trace(make: Make) -> None:

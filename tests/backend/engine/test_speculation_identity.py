@@ -186,6 +186,21 @@ def test_seeded_answers_depend_on_neither_company_nor_steps(run: Run) -> None:
     check_equal(alone, together[2:3])
 
 
+@pytest.mark.parametrize(
+    ("depth", "variant"), [(0, {}), (1, {}), (1, {"cache.prefix": True}), (2, ADVERSARIAL)]
+)
+def test_preemption_changes_no_seeded_answer(
+    depth: int, variant: dict[str, object], run: Run
+) -> None:
+    """The round goes on after the newest token, with the same drafts."""
+    scarce = {"cache.block_size": 16, "cache.num_blocks": 9}
+    chosen = fixed(5, depth) | scarce | variant
+    expected, _ = run("trained", fixed(5), max_tokens=36, temperature=0.7)
+    found, engine = run("trained", chosen, max_tokens=36, temperature=0.7)
+    assert engine.stats().num_preemptions >= 1
+    check_equal(found, expected)
+
+
 def copied_identifiers(count: int) -> list[Prompt]:
     """Long names that the answer has to repeat letter by letter."""
     names = [f"node_{index * 7919 % 10007:05d}_{index * 31 % 97:02d}" for index in range(count)]

@@ -76,7 +76,10 @@ def commit_step(
         sequence.total_inflight_tokens -= metadata.query_len
         sequence.num_inflight_samples -= metadata.samples
         sequence.num_cached_tokens += kept
-        if metadata.samples:
+        if metadata.known_token >= 0:
+            assert metadata.samples
+            assert sequence.token_ids[sequence.num_cached_tokens :] == [metadata.known_token]
+        elif metadata.samples:
             num_tokens = kept if is_decode else 1
             room = sequence.max_len - len(sequence.token_ids)
             sequence.token_ids += [7] * min(num_tokens, room)
@@ -183,7 +186,12 @@ class SchedulerLife(RuleBasedStateMachine):
         is_prefill = metadata.context_len < sequence.prefill_target
         assert is_prefill == (kind is StepKind.PREFILL), "kinds are mixed"
         if is_prefill:
-            assert metadata.samples == (stop == sequence.prefill_target == len(sequence.token_ids))
+            assert metadata.samples == (stop == sequence.prefill_target)
+            resumes = self.max_drafts > 0 and sequence.num_output_tokens > 0
+            assert sequence.prefill_target == len(sequence.token_ids) - resumes
+            assert (metadata.known_token >= 0) == (metadata.samples and resumes)
+            if metadata.samples and resumes:
+                assert sequence.least_len == len(sequence.token_ids)
             assert metadata.query_len <= MAX_CHUNK
         else:
             assert metadata.samples
