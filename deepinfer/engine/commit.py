@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -89,14 +90,20 @@ def commit(
         sequence = metadata.sequence
         num_scored = _num_scored(metadata) if metadata.scores_prompt else 0
         current = metadata.is_current and sequence.finish_reason is None
+        failed: tuple[Sequence, ...] = ()
         if current:
             sequence.total_inflight_tokens -= metadata.query_len
             sequence.num_inflight_samples -= metadata.samples
             sequence.num_cached_tokens += results.num_kept(kind, metadata, row)
             if num_scored and output.prompt_logprobs is not None:
-                _commit_prompt(metadata, output.prompt_logprobs, prompt_row, num_scored)
+                failed = _commit_prompt(
+                    metadata, step, output.prompt_logprobs, prompt_row, num_scored
+                )
         prompt_row += num_scored
-        if current and metadata.samples:
+        for spoilt in failed:
+            ended.append(spoilt)
+            publish(spoilt)
+        if current and metadata.samples and not failed:
             num_before = len(sequence.token_ids)
             if metadata.known_token >= 0:
                 _commit_known(sequence, step, results, row)
@@ -105,7 +112,7 @@ def commit(
             num_tokens += len(sequence.token_ids) - num_before
             if sequence.finish_reason is not None:
                 ended.append(sequence)
-        if current:
+        if current and not failed:
             publish(sequence)  # after its tokens: accepted drafts are text of its blocks
         row += metadata.samples
     return Committed(ended, num_tokens)
@@ -118,8 +125,12 @@ def _num_scored(metadata: SequenceMetadata) -> int:
 
 
 def _commit_prompt(
-    metadata: SequenceMetadata, logprobs: HostLogprobs, first: int, count: int
-) -> None:
+    metadata: SequenceMetadata, step: int, logprobs: HostLogprobs, first: int, count: int
+) -> tuple[Sequence, ...]:
+    """Take the prompt's log probabilities; the answers that end because one is no number.
+
+    All that are open: what they share cannot be had.
+    """
     request = metadata.sequence.request
     entries = request.prompt_logprobs
     assert entries is not None  # scores_prompt implies it
@@ -129,7 +140,14 @@ def _commit_prompt(
             continue  # committed before a preemption, and computed once more
         token_id = request.prompt_token_ids[position]
         num_top = request.params.prompt_logprobs or 0
-        entries.append(_entry(logprobs, first + offset, token_id, num_top))
+        entry = _entry(logprobs, first + offset, token_id, num_top)
+        if not math.isfinite(entry.logprob):
+            open_answers = tuple(s for s in request.sequences if s.finish_reason is None)
+            for answer in open_answers:
+                _fail(answer, step, f"prompt token {position}")
+            return open_answers
+        entries.append(entry)
+    return ()
 
 
 def _commit_known(sequence: Sequence, step: int, results: _HostResults, row: int) -> None:
@@ -137,7 +155,7 @@ def _commit_known(sequence: Sequence, step: int, results: _HostResults, row: int
     if results.draft_ids is not None:
         sequence.draft_ids = results.draft_ids[row]
     if results.finite is not None and not results.finite[row][0]:
-        _fail(sequence, step)
+        _fail(sequence, step, f"output token {sequence.num_output_tokens - 1}")
 
 
 def _commit_tokens(
@@ -152,7 +170,7 @@ def _commit_tokens(
     first_entry = row * len(token_ids)
     for offset in range(1 + results.num_accepted[row]):
         if results.finite is not None and not results.finite[row][offset]:
-            _fail(sequence, step)
+            _fail(sequence, step, f"output token {sequence.num_output_tokens}")
             return
         token_id = token_ids[offset]
         sequence.token_ids.append(token_id)
@@ -167,12 +185,11 @@ def _commit_tokens(
             return
 
 
-def _fail(sequence: Sequence, step: int) -> None:
+def _fail(sequence: Sequence, step: int, place: str) -> None:
     sequence.finish_reason = FinishReason.ERROR
     sequence.error = (
         f"non-finite logits at step {step} for request {sequence.request.request_id}, answer "
-        f"{sequence.index}, output token {sequence.num_output_tokens}; the tokens before it "
-        "are kept"
+        f"{sequence.index}, {place}; the tokens before it are kept"
     )
 
 

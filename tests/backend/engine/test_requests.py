@@ -205,6 +205,36 @@ def test_min_tokens_holds_every_stop_back(make_scripted: MakeEngine, ask: Ask) -
         assert answer.finish_reason is FinishReason.STOP
 
 
+@pytest.mark.parametrize("num_answers", [1, 2])
+def test_a_prompt_row_that_is_not_a_number_ends_its_request(
+    num_answers: int, make_scripted: MakeEngine, ask: Ask
+) -> None:
+    """P25, of prompt log probabilities: a result with NaN in it could not even be written."""
+
+    def script(known: list[int]) -> int | Tensor:
+        ill = known[0] == 5 and len(known) == 4
+        return torch.full((320,), float("nan")) if ill else 20 + len(known)
+
+    engine = make_scripted(
+        script, **{"scheduler.prefill_chunk_tokens": 3, "cache.block_size": 2, "cache.prefix": True}
+    )
+    params = SamplingParams(temperature=0.0, max_tokens=3, prompt_logprobs=0, n=num_answers)
+    asked = {"ill": ([5, 6, 7, 8, 9, 10], params), "well": ([6, 6, 7, 8, 9, 10], params)}
+    results = ask(engine, asked)
+    for answer in results["ill"].outputs:
+        assert answer.finish_reason is FinishReason.ERROR
+    assert "prompt token 4" in (results["ill"].error or "")
+    assert "non-finite logits at step" in (results["ill"].error or "")
+    assert len(results["ill"].prompt_logprobs or ()) == 4
+    results["ill"].to_json()
+    assert [answer.token_ids for answer in results["well"].outputs] == [[26, 27, 28]] * num_answers
+    assert len(results["well"].prompt_logprobs or ()) == 6
+    stats = engine.stats()
+    assert (stats.num_running, stats.num_waiting, stats.kv_used_blocks) == (0, 0, 0)
+    # What the ill prompt has left is not there to be found.
+    assert ask(engine, {"ill": asked["ill"]})["ill"].error is not None
+
+
 def test_penalties_count_again_after_a_preemption(make_scripted: MakeEngine, ask: Ask) -> None:
     # The script likes 100 most, then 101, 102, ...: a presence penalty moves down the list.
     def script(known: list[int]) -> Tensor:
