@@ -195,7 +195,7 @@ class NullStepRunner:
             else:
                 result = self._verify(metadata, context + query_len - 1, 1)
             if self._memory is not None:
-                rows, has_window = hits[index].rows, hits[index].window is not None
+                rows, has_window = hits[index].rows, hits[index].has_window
                 floor = 0 if has_window else rows.first
                 place = Place(metadata.slot, tables[index], floor, rows.write_from)
                 self._touch(metadata, place, context, fed[:query_len])

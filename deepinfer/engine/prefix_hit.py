@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from deepinfer.cache.host_tier import HostState
 from deepinfer.model.replay import ALL_ROWS, PrefillRows
@@ -20,6 +20,7 @@ class PrefixHit:
         saved: states of the blocks after these, to be loaded.
         window: state of the windows before position `rows.first`, to be loaded; None when there
             is nothing before it or the windows are rebuilt.
+        has_window: the windows come from such a state, also after it was loaded.
         is_exact: the blocks hold what a run from the start would have written.
     """
 
@@ -29,6 +30,14 @@ class PrefixHit:
     saved: tuple[HostState, ...] = ()
     window: HostState | None = None
     is_exact: bool = True
+    has_window: bool = False
+
+    @property
+    def loaded(self) -> PrefixHit:
+        """The same without the states, so that the host tier alone decides how long they stay."""
+        if not self.saved and self.window is None:
+            return self
+        return replace(self, saved=(), window=None)
 
 
 NO_HIT = PrefixHit()

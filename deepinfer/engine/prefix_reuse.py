@@ -100,6 +100,7 @@ class PrefixReuse:
             blocks=blocks,
             saved=saved[: hit_len // size - len(blocks)],
             window=window,
+            has_window=window is not None,
             is_exact=all(map(self.cache.index.is_exact, blocks)),
         )
 
@@ -131,6 +132,7 @@ class PrefixReuse:
         sequence.begin(hit)
         if self.tier is not None:
             self._load(sequence, hit, self.tier)
+            sequence.hit = hit.loaded
             sequence.window_stops = self._window_stops(sequence, hit, self.tier)
         stats, num_skipped = self.stats, hit.rows.first
         stats.num_queried_tokens += len(sequence.token_ids)
@@ -243,7 +245,7 @@ class PrefixReuse:
 
     def _is_exact(self, hit: PrefixHit) -> bool:
         """Whether what follows a hit is what a run from the start would have written."""
-        rebuilt = hit.num_tokens > 0 and hit.window is None
+        rebuilt = hit.num_tokens > 0 and not hit.has_window
         return hit.is_exact and (self._rebuilds_exactly or not rebuilt)
 
     def _finish_load(self, block: int) -> None:

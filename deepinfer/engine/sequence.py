@@ -91,7 +91,7 @@ class Sequence:
         total_inflight_tokens: positions launched and not committed (ZO-3).
         prefill_target: positions to compute before it decodes; set at admission. All it has but
             the newest token where an answer with drafts is computed anew, see `Scheduler`.
-        hit: what it took over at admission.
+        hit: what it took over at admission, without the states that were loaded.
         block_names: names of its full blocks, as far as anybody asked.
         num_published_blocks: its first blocks, whose text is known to the prefix cache.
         loads: copies from host memory that it waits for.
@@ -177,7 +177,7 @@ class Sequence:
         """
         if self.rows is ALL_ROWS:
             return 0  # nearly always
-        if self.hit.window is not None and self.request.decoder_start == 0:
+        if self.hit.has_window and self.request.decoder_start == 0:
             return 0
         return self.rows.limits(num_layers)[0]
 

@@ -165,6 +165,21 @@ def test_drafts_after_loaded_windows_are_those_of_a_cold_run(make_engine: MakeEn
     assert lengths[1] == lengths[0]
 
 
+def test_a_running_answer_keeps_no_loaded_state(make_engine: MakeEngine, ask: Ask) -> None:
+    """What the tier has evicted is free, however long the answer runs."""
+    engine = make_engine(**SCARCE)
+    for family in (90, 91):
+        tokens(ask, engine, text(family, 100))
+    engine.add_request("r", text(90, 100), params(9))
+    before = engine.stats().num_loaded_windows
+    engine.step()
+    (sequence,) = engine._scheduler.running
+    assert engine.stats().num_loaded_windows == before + 1
+    assert (sequence.hit.saved, sequence.hit.window, sequence.hit.has_window) == ((), None, True)
+    while engine.has_unfinished():
+        engine.step()
+
+
 def test_host_memory_is_limited_in_bytes(make_engine: MakeEngine, ask: Ask) -> None:
     worker = make_engine(**TIER)._runner
     assert isinstance(worker, Worker)
