@@ -146,6 +146,7 @@ class LLMEngine:
             max_num_tokens=scheduler.max_num_tokens,
             max_chunk_tokens=scheduler.max_chunk_tokens,
             max_drafts=runner.max_drafts,
+            shrinks_drafts=config.determinism is not Determinism.DETERMINISTIC,
             reuse=self._prefix_reuse() if config.cache.prefix else None,
             on_release=runner.release,
         )

@@ -77,7 +77,8 @@ class SamplingParams(BaseModel):
         presence_penalty, frequency_penalty: -2 to 2; 0 changes nothing. Cover the answer only.
         logit_bias: token id -> -100 to 100, added to the logits; ids may be decimal text.
         allowed_token_ids: the only ids that may be chosen; None allows all.
-        seed: 64-bit signed integer; the same seed gives the same answer in any company.
+        seed: 64-bit signed integer; the same seed gives the same answer in any company. With
+            speculation this takes a fixed number of drafts and `determinism=deterministic`.
     Stopping:
         max_tokens: 1 or more; None = until the context is full. 0 is refused: there is no
             answer to return. The default is that of the OpenAI completions API.

@@ -64,6 +64,7 @@ class Scheduler:
         max_num_tokens: int,
         max_chunk_tokens: int,
         max_drafts: int = 0,
+        shrinks_drafts: bool = True,
         reuse: PrefixReuse | None = None,
         on_release: Callable[[int | None, Collection[int]], None],
     ) -> None:
@@ -76,6 +77,8 @@ class Scheduler:
             max_num_tokens: rows of a step.
             max_chunk_tokens: prefill rows of one sequence in a step.
             max_drafts: drafts verified with each token in a decode step.
+            shrinks_drafts: verify fewer of them rather than preempt somebody for their room. A
+                seeded answer then depends on its company.
             reuse: what is known of earlier sequences; None keeps nothing.
             on_release: called with slot and blocks when nothing on the device reads them any
                 more, before anybody else gets them; with None for a slot when blocks alone go.
@@ -93,7 +96,7 @@ class Scheduler:
         self.num_preemptions = 0
         self._num_steps = 0
         self._num_promised = 0
-        self._max_drafts = max_drafts
+        self._max_drafts, self._shrinks_drafts = max_drafts, shrinks_drafts
         self._deferred = DeferredRelease(self._give_back)
         self._max_num_tokens = max_num_tokens
         self._max_chunk_tokens = max_chunk_tokens
@@ -267,6 +270,9 @@ class Scheduler:
             if self._max_drafts:
                 fair = max(1, budget // (len(candidates) - index))
                 num_rows = min(self._useful_rows(sequence), fair)
+                if self._shrinks_drafts:
+                    num_behind = len(candidates) - index - 1
+                    num_rows = self._rows_to_spare(sequence, num_rows, num_behind)
             granted = self._grow(sequence, num_rows)
             if granted is Growth.NEVER:
                 starved.append(sequence)
@@ -278,6 +284,16 @@ class Scheduler:
     def _useful_rows(self, sequence: Sequence) -> int:
         """A token and its drafts, but no position whose token could only be beyond the end."""
         return min(1 + self._max_drafts, sequence.max_len - sequence.least_len)
+
+    def _rows_to_spare(self, sequence: Sequence, num_rows: int, num_behind: int) -> int:
+        """Of these rows, those that leave a block to each of the sequences behind; at least 1."""
+        room = len(sequence.blocks) * self.block_size - sequence.num_launched_tokens
+        if num_rows <= room:
+            return num_rows  # nearly always
+        num_spare = max(0, self.blocks.num_free - num_behind)
+        if self._missing_blocks(sequence, num_rows) <= num_spare:
+            return num_rows
+        return max(1, min(num_rows, room + num_spare * self.block_size))
 
     def _decode_rows(self, sequence: Sequence, query_len: int) -> SequenceMetadata:
         assert sequence.slot is not None  # a running sequence has one

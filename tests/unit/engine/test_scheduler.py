@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import cast
 
 import hypothesis.strategies as st
+import pytest
 from hypothesis import settings
 from hypothesis.stateful import (
     RuleBasedStateMachine,
@@ -29,7 +30,11 @@ NO_TEXT = cast(OutputText, None)  # the scheduler never looks at text
 
 
 def make_scheduler(
-    released: list[Released], num_blocks: int = NUM_BLOCKS, max_drafts: int = 0
+    released: list[Released],
+    num_blocks: int = NUM_BLOCKS,
+    max_drafts: int = 0,
+    *,
+    shrinks_drafts: bool = True,
 ) -> Scheduler:
     return Scheduler(
         block_size=BLOCK_SIZE,
@@ -38,6 +43,7 @@ def make_scheduler(
         max_num_tokens=MAX_TOKENS,
         max_chunk_tokens=MAX_CHUNK,
         max_drafts=max_drafts,
+        shrinks_drafts=shrinks_drafts,
         on_release=lambda slot, blocks: released.append((slot, list(blocks))),
     )
 
@@ -112,10 +118,12 @@ class SchedulerLife(RuleBasedStateMachine):
         self.used: list[dict[int, str]] = []
         self.arrivals = 0
 
-    @initialize(max_drafts=st.sampled_from([0, 1, 5]))
-    def begin(self, max_drafts: int) -> None:
+    @initialize(max_drafts=st.sampled_from([0, 1, 5]), shrinks_drafts=st.booleans())
+    def begin(self, max_drafts: int, shrinks_drafts: bool) -> None:
         self.max_drafts = max_drafts
-        self.scheduler = make_scheduler(self.released, max_drafts=max_drafts)
+        self.scheduler = make_scheduler(
+            self.released, max_drafts=max_drafts, shrinks_drafts=shrinks_drafts
+        )
 
     @rule(
         num_tokens=st.integers(1, BLOCK_SIZE * NUM_BLOCKS - 1),
@@ -271,6 +279,24 @@ def test_the_last_in_order_is_preempted_and_comes_back() -> None:
     scheduler.finish(first)
     assert run_step(scheduler) is StepKind.PREFILL
     assert last.prefill_target == len(last.token_ids) - 1 == last.num_cached_tokens
+
+
+@pytest.mark.parametrize("shrinks_drafts", [True, False])
+def test_nobody_is_preempted_for_drafts(shrinks_drafts: bool) -> None:
+    """Where answers may depend on company; a deterministic run has room for all of them."""
+    scheduler = make_scheduler([], 4, max_drafts=5, shrinks_drafts=shrinks_drafts)
+    # Each has two blocks; the second ends before the first one's next token needs a third.
+    for arrival, num_blocks in enumerate((3, 2)):
+        scheduler.add(make_sequence(arrival, BLOCK_SIZE, max_len=num_blocks * BLOCK_SIZE + 1))
+    rows = []
+    while scheduler.has_work:
+        scheduled, starved = scheduler.schedule()
+        assert not starved
+        rows.append([metadata.query_len for metadata in scheduled.sequences])
+        commit_step(scheduler, scheduled, accepted=5)
+    assert (scheduler.num_preemptions == 0) == shrinks_drafts
+    if shrinks_drafts:
+        assert max(max(step) for step in rows[1:]) > 1, "no draft was verified"
 
 
 def test_an_urgent_request_waits_for_memory_rather_than_preempt() -> None:
