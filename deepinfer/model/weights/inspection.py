@@ -120,7 +120,11 @@ def group_rows(config: V41Config, numerics: Numerics) -> list[dict[str, object]]
         numerics: which records the caches hold.
     """
     return [
-        {**asdict(group), "bytes_per_token": _plain(group.bytes_per_token)}
+        {
+            name: list(value) if isinstance(value, tuple) else value
+            for name, value in asdict(group).items()
+        }
+        | {"bytes_per_token": _plain(group.bytes_per_token)}
         for group in cache_groups(config, numerics)
     ]
 
