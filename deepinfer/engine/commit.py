@@ -141,7 +141,8 @@ def _commit_prompt(
         token_id = request.prompt_token_ids[position]
         num_top = request.params.prompt_logprobs or 0
         entry = _entry(logprobs, first + offset, token_id, num_top)
-        if not math.isfinite(entry.logprob):
+        # An impossible token has minus infinity; a row of NaN has no log probabilities at all.
+        if math.isnan(entry.logprob) or entry.logprob == math.inf:
             open_answers = tuple(s for s in request.sequences if s.finish_reason is None)
             for answer in open_answers:
                 _fail(answer, step, f"prompt token {position}")

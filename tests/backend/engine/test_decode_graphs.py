@@ -165,7 +165,8 @@ def test_replayed_rounds_change_no_token(mode: str, depth: int) -> None:
     expected, eager = life(replays=False)
     found, replaying = life(replays=True)
     assert found == expected
-    assert replaying.stats().num_steps == eager.stats().num_steps
+    # Steps, preemptions and what came of drafts: a lost draft costs no token, but a round.
+    assert replaying.stats() == eager.stats()
     assert replaying.stats().num_preemptions > 0
     graphs = worker_of(replaying)._graphs
     assert graphs is not None
