@@ -196,8 +196,12 @@ class Scheduler:
         return max(blocks_for(length, self.block_size), min(spared, self.blocks.num_blocks))
 
     def _prefill_len(self, sequence: Sequence) -> int:
-        """Positions to compute of a newcomer before it decodes."""
-        resumes_round = self._max_drafts > 0 and sequence.num_output_tokens > 0
+        """Positions to compute of a newcomer before it decodes.
+
+        With drafts it goes on with the round it was in. If it lost its memory without a token since
+        it last did so, the prompt's end yields one, or it might never get on.
+        """
+        resumes_round = self._max_drafts > 0 and sequence.num_output_tokens > sequence.resumed_at
         return len(sequence.token_ids) - resumes_round
 
     def _admit(self, sequence: Sequence, num_owed: int) -> bool:
@@ -210,6 +214,7 @@ class Scheduler:
         needed = self._blocks_to_admit(sequence) - len(hit.blocks)
         if needed > self.blocks.num_free - self.blocks.count_idle(hit.blocks) - num_owed:
             return False
+        sequence.resumed_at = sequence.num_output_tokens
         sequence.slot = self.slots.allocate()
         # Held first: allocating may evict.
         self.blocks.hold(hit.blocks)

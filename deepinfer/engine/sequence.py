@@ -91,6 +91,7 @@ class Sequence:
         total_inflight_tokens: positions launched and not committed (ZO-3).
         prefill_target: positions to compute before it decodes; set at admission. All it has but
             the newest token where an answer with drafts is computed anew, see `Scheduler`.
+        resumed_at: tokens of its answer when it was admitted last.
         hit: what it took over at admission, without the states that were loaded.
         block_names: names of its full blocks, as far as anybody asked.
         num_published_blocks: its first blocks, whose text is known to the prefix cache.
@@ -121,6 +122,7 @@ class Sequence:
     num_cached_tokens: int = 0
     total_inflight_tokens: int = 0
     prefill_target: int = 0
+    resumed_at: int = 0
     hit: PrefixHit = NO_HIT
     block_names: list[bytes] = field(default_factory=list)
     num_published_blocks: int = 0
