@@ -199,9 +199,11 @@ class Scheduler:
         """Positions to compute of a newcomer before it decodes.
 
         With drafts it goes on with the round it was in. If it lost its memory without a token since
-        it last did so, the prompt's end yields one, or it might never get on.
+        it last did so, the prompt's end yields one, or a sequence that is always taken back would
+        never get on; not in a deterministic run, in which the first in the order always gets on.
         """
-        resumes_round = self._max_drafts > 0 and sequence.num_output_tokens > sequence.resumed_at
+        since = sequence.resumed_at if self._shrinks_drafts else 0
+        resumes_round = self._max_drafts > 0 and sequence.num_output_tokens > since
         return len(sequence.token_ids) - resumes_round
 
     def _admit(self, sequence: Sequence, num_owed: int) -> bool:

@@ -120,6 +120,7 @@ class SchedulerLife(RuleBasedStateMachine):
 
     @initialize(max_drafts=st.sampled_from([0, 1, 5]), shrinks_drafts=st.booleans())
     def begin(self, max_drafts: int, shrinks_drafts: bool) -> None:
+        self.shrinks_drafts = shrinks_drafts
         self.max_drafts = max_drafts
         self.scheduler = make_scheduler(
             self.released, max_drafts=max_drafts, shrinks_drafts=shrinks_drafts
@@ -195,8 +196,12 @@ class SchedulerLife(RuleBasedStateMachine):
         assert is_prefill == (kind is StepKind.PREFILL), "kinds are mixed"
         if is_prefill:
             assert metadata.samples == (stop == sequence.prefill_target)
-            resumes = self.max_drafts > 0 and sequence.num_output_tokens > 0
+            resumes = sequence.prefill_target < len(sequence.token_ids)
             assert sequence.prefill_target == len(sequence.token_ids) - resumes
+            may_resume = self.max_drafts > 0 and sequence.num_output_tokens > 0
+            assert may_resume or not resumes
+            # A second time without a token it draws one, unless the run is deterministic.
+            assert resumes or self.shrinks_drafts or not may_resume
             assert (metadata.known_token >= 0) == (metadata.samples and resumes)
             if metadata.samples and resumes:
                 assert sequence.least_len == len(sequence.token_ids)
