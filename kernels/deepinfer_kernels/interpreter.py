@@ -2,8 +2,9 @@
 
 Triton 3.6 interprets a kernel in numpy when `TRITON_INTERPRET=1` is set before Triton is
 imported. Left alone it truncates fp32 to bf16, rounds fp8 half up, computes bf16 on its bit
-patterns, and fails on loops with a run-time bound under numpy 2.4. `enable` corrects all of it
-and launches without copying arguments. An interpreting process cannot compile kernels.
+patterns, keeps NaN where a minimum of the device drops it, and fails on loops with a run-time
+bound under numpy 2.4. `enable` corrects all of it and launches without copying arguments. An
+interpreting process cannot compile kernels.
 """
 
 from __future__ import annotations
@@ -135,6 +136,9 @@ def _correct() -> None:
     )
     interpreter._convert_float = _convert_float
     builder.create_dot = dot
+    # The device's minimum and maximum drop NaN unless they are told to keep it.
+    builder.create_minnumf = lambda self, lhs, rhs: self.binary_op(lhs, rhs, np.fmin)
+    builder.create_maxnumf = lambda self, lhs, rhs: self.binary_op(lhs, rhs, np.fmax)
     builder.binary_op = refuse_narrow(builder.binary_op)
     interpreter.GridExecutor.__call__ = _launch
     interpreter._patch_lang = _patch_language_once(interpreter._patch_lang)

@@ -89,6 +89,11 @@ MUTATIONS = {
         "quant", "quantize", "scale = a8_scale(x)", "scale = a8_scale(x * 0.5) * 2.0",
         "quantize_a8:*",
     ),
+    "quantiser turns NaN into a number": _of(
+        "quant", "quantize", "e4m3_code(x * inverse_pow2(scale)).to(tl.float32)",
+        "tl.maximum(x * inverse_pow2(scale), -448.0).to(tl.float8e4nv).to(tl.float32)",
+        "linear:normative,one-nan",
+    ),
     "product drops the last inner tile": _of(
         "quant", "gemm", "for k0 in range(k_begin, k_end, BK):",
         "for k0 in range(k_begin, k_end - BK + 1, BK):", "linear:normative,control", "gemm",
@@ -119,6 +124,10 @@ MUTATIONS = {
     "up is clamped on one side": _of(
         "moe", "swiglu", "tl.maximum(up, -limit, propagate_nan=tl.PropagateNan.ALL)", "up",
         "swiglu:normative,clamped",
+    ),
+    "clamp drops NaN": _of(
+        "moe", "swiglu", "tl.maximum(up, -limit, propagate_nan=tl.PropagateNan.ALL)",
+        "tl.maximum(up, -limit)", "swiglu:normative,one-nan",
     ),
     "invalid rows are dispatched": _of(
         "moe", "slots", "mask=inside & valid, other=-1)", "mask=inside, other=-1)",
