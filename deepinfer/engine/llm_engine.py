@@ -228,6 +228,7 @@ class LLMEngine:
                     "set it to fixed or dynamic", config.speculation.max_drafts,
                 )  # fmt: skip
             directory = config.checkpoint.directory
+            _check_model(config, V41Config.from_json(directory))
             random = config.checkpoint.random_weights
             loaded = load_model(
                 directory,
@@ -539,6 +540,17 @@ def _calibrate(drafter: Drafter, config: EngineConfig) -> None:
             f"speculation.calibration = true, but {directory} has no {CALIBRATION_FILE}; fit it or "
             "leave the setting out"
         )
+
+
+def _check_model(config: EngineConfig, model_config: V41Config) -> None:
+    """Refuse what the model cannot do, before its weights are read.
+
+    Raises:
+        ConfigError: a setting does not fit the model.
+    """
+    ReplayRule(config.replay, model_config)
+    if config.speculation.is_on and model_config.num_nextn_predict_layers:
+        num_drafts(config, model_config)
 
 
 def _require_feature(backend: Backend, determinism: Determinism) -> None:

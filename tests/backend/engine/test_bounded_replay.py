@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from deepinfer.config import EngineConfig, override
 from deepinfer.device.errors import ConfigError
 from deepinfer.engine.llm_engine import LLMEngine
 from deepinfer.engine.outputs import RequestOutput
@@ -194,3 +195,21 @@ def test_a_tail_shorter_than_the_window_is_refused(make_engine: MakeEngine) -> N
     with pytest.raises(ConfigError, match=r"replay\.keep_tokens = 7 .* window of 8 .* at least 8"):
         make_engine(**{"replay.mode": "bounded", "replay.keep_tokens": 7})
     make_engine(**{"replay.keep_tokens": 7})  # not used in mode exact
+
+
+@pytest.mark.parametrize(
+    ("changes", "field"),
+    [
+        ({"replay.mode": "bounded", "replay.keep_tokens": 8}, r"replay\.keep_tokens = 8"),
+        ({"speculation.mode": "fixed", "speculation.max_drafts": 7}, r"max_drafts = 7"),
+    ],
+)
+def test_what_does_not_fit_the_model_is_refused_before_weights_are_read(
+    changes: dict[str, object], field: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def read(*_: object, **__: object) -> None:
+        raise AssertionError("weights were read")
+
+    monkeypatch.setattr("deepinfer.engine.llm_engine.load_model", read)
+    with pytest.raises(ConfigError, match=field):
+        LLMEngine.from_config(override(EngineConfig(), changes))
