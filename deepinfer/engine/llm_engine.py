@@ -1,20 +1,16 @@
 """The engine: requests in, results out, one step at a time.
 
-What a request is, when it may come in and what its result says is decided here; how steps run is
-the pipeline's matter (`pipeline.py`).
+What may come in is the intake's matter (`request_intake.py`), how steps run the pipeline's
+(`pipeline.py`); here requests are kept while they are open, ended and handed out.
 """
 
 from __future__ import annotations
 
-import itertools
 import logging
-import secrets
 import time
-from dataclasses import dataclass
 from pathlib import Path
 
 from deepinfer.cache.block_hash import chain_seed
-from deepinfer.cache.block_pool import blocks_for
 from deepinfer.cache.host_tier import HostTier
 from deepinfer.cache.prefix_cache import HitRules, PrefixCache
 from deepinfer.config import EngineConfig
@@ -27,13 +23,14 @@ from deepinfer.device.registry import load_backend
 from deepinfer.engine.cache_identity import cache_identity
 from deepinfer.engine.commit import StopRules
 from deepinfer.engine.draft_budgets import DomainOf, DraftBudgets
+from deepinfer.engine.engine_stats import EngineStats
 from deepinfer.engine.kv_sizing import longest_sequence
-from deepinfer.engine.output_text import OutputText
-from deepinfer.engine.outputs import CompletionOutput, FinishReason, RequestOutput
+from deepinfer.engine.outputs import FinishReason, RequestOutput
 from deepinfer.engine.pipeline import PipelineEvents, StepPipeline
-from deepinfer.engine.prefix_reuse import PrefixReuse, PrefixStats
+from deepinfer.engine.prefix_reuse import PrefixReuse
 from deepinfer.engine.replay_rule import ReplayRule
-from deepinfer.engine.request_controls import RequestControls
+from deepinfer.engine.request_intake import RequestIntake
+from deepinfer.engine.request_result import result_of
 from deepinfer.engine.round_costs import verify_planner
 from deepinfer.engine.sampling_params import SamplingParams
 from deepinfer.engine.scheduler import Scheduler
@@ -47,64 +44,11 @@ from deepinfer.model.config import V41Config
 from deepinfer.model.drafter import Drafter
 from deepinfer.model.loading import load_model
 from deepinfer.speculation.calibration import CALIBRATION_FILE, load_temperatures
-from deepinfer.speculation.metrics import Places, SpeculationMetrics
+from deepinfer.speculation.metrics import SpeculationMetrics
 from deepinfer.speculation.planner import VerifyPlanner
 from deepinfer.text.tokenizer import TextTokenizer
 
 _log = logging.getLogger(__name__)
-APPROXIMATE_PREFIX_MARK = "approximate_prefix"
-"""Of results that follow cached blocks computed on windows rebuilt in mode bounded, if marked."""
-
-
-@dataclass(frozen=True, slots=True)
-class EngineStats:
-    """Figures of now and since the engine began.
-
-    Attributes:
-        num_running: sequences that hold memory.
-        num_waiting: sequences that wait for it.
-        kv_used_blocks: blocks that somebody holds.
-        kv_idle_blocks: blocks that nobody holds and a later prompt may find.
-        kv_total_blocks: blocks of the pool.
-        generated_tokens: tokens of answers.
-        num_steps: steps computed.
-        num_preemptions: times that a sequence lost its memory.
-        num_non_finite: answers ended by logits that nothing can be sampled from.
-        prefix_queried_tokens: tokens of sequences whose beginning was looked up.
-        prefix_hit_tokens: of these, tokens that were not computed again.
-        replayed_tokens: tokens of hits that were computed again to rebuild windows.
-        approximate_hit_tokens: of the hit tokens, those in hits on marked blocks.
-        num_evicted_blocks: known blocks that were forgotten for their memory.
-        host_used_bytes: bytes of blocks and windows in host memory.
-        num_loaded_blocks: blocks that came back from there.
-        num_loaded_windows: sequences whose windows came from there.
-        num_rounds: decode steps times their sequences, with a drafter.
-        drafted_by_place: drafts that those had, by place in the block; empty without a drafter.
-        verified_by_place: of these, drafts that were verified.
-        accepted_by_place: of these, drafts that were accepted.
-    """
-
-    num_running: int
-    num_waiting: int
-    kv_used_blocks: int
-    kv_idle_blocks: int
-    kv_total_blocks: int
-    generated_tokens: int
-    num_steps: int
-    num_preemptions: int
-    num_non_finite: int
-    prefix_queried_tokens: int
-    prefix_hit_tokens: int
-    replayed_tokens: int
-    approximate_hit_tokens: int
-    num_evicted_blocks: int
-    host_used_bytes: int
-    num_loaded_blocks: int
-    num_loaded_windows: int
-    num_rounds: int
-    drafted_by_place: tuple[int, ...]
-    verified_by_place: tuple[int, ...]
-    accepted_by_place: tuple[int, ...]
 
 
 class LLMEngine:
@@ -152,7 +96,7 @@ class LLMEngine:
         )
         eos = frozenset(tokenizer.eos_token_ids) or frozenset({model_config.eos_token_id})
         image = model_config.image_token_id
-        self._never = () if image is None else (image,)
+        never = () if image is None else (image,)
         self._timeline = timeline or Timeline()
         self._budgets = None
         if runner.max_drafts:
@@ -166,7 +110,7 @@ class LLMEngine:
             runner,
             self._scheduler,
             model_config,
-            StopRules(eos, self._never),
+            StopRules(eos, never),
             PipelineEvents(
                 on_end=self._end_by_tokens,
                 on_starved=self._starve,
@@ -177,7 +121,15 @@ class LLMEngine:
             budgets=self._budgets,
         )
         self._requests: dict[str, Request] = {}
-        self._arrivals = itertools.count()
+        self._intake = RequestIntake(
+            tokenizer,
+            self._replay,
+            vocab_size=model_config.vocab_size,
+            max_model_len=self.max_model_len,
+            num_blocks=runner.num_blocks,
+            block_size=config.cache.block_size,
+            never_token_ids=never,
+        )
         self._num_non_finite = 0
 
     def _prefix_reuse(self) -> PrefixReuse:
@@ -305,73 +257,17 @@ class LLMEngine:
         """
         if request_id in self._requests:
             raise RequestError(f"request id {request_id!r} is open already; give each its own")
-        if timeout_s is not None and not timeout_s > 0:
-            raise RequestError(f"timeout_s={timeout_s}; expected seconds above 0, or none")
-        token_ids = self.tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
-        self._check_prompt(token_ids)
-        params.check_against(self.model_config.vocab_size, self.max_model_len)
-        request = Request(
-            request_id=request_id,
-            prompt=prompt if isinstance(prompt, str) else None,
-            prompt_token_ids=token_ids,
-            params=params,
-            controls=RequestControls.of(params, self.model_config.vocab_size),
-            seed=secrets.randbits(63) if params.seed is None else params.seed,
+        request = self._intake.request(
+            request_id,
+            prompt,
+            params,
             priority=priority,
-            arrival=next(self._arrivals),
-            deadline_s=None if timeout_s is None else time.monotonic() + timeout_s,
-            decoder_start=self._replay.decoder_start(len(token_ids), params),
-            prompt_logprobs=None if params.prompt_logprobs is None else [None],
+            timeout_s=timeout_s,
             final_only=final_only,
         )
-        request.sequences = [
-            Sequence(
-                request,
-                index,
-                list(token_ids),
-                OutputText(self.tokenizer, params),
-                max_len=self._longest(len(token_ids), params),
-                rows=self._replay.cold(request.decoder_start),
-                logprobs=None if params.logprobs is None else [],
-            )
-            for index in range(params.n)
-        ]
         self._requests[request_id] = request
         for sequence in request.sequences:
             self._scheduler.add(sequence)
-
-    def _longest(self, num_prompt_tokens: int, params: SamplingParams) -> int:
-        if params.max_tokens is None:
-            return self.max_model_len
-        return min(self.max_model_len, num_prompt_tokens + params.max_tokens)
-
-    def _check_prompt(self, token_ids: list[int]) -> None:
-        vocab_size, limit = self.model_config.vocab_size, self.max_model_len
-        if not token_ids:
-            raise RequestError("prompt is empty; give at least one token")
-        for token_id in token_ids:
-            if not 0 <= token_id < vocab_size:
-                raise RequestError(
-                    f"prompt holds token id {token_id}; expected ids from 0 to {vocab_size - 1}"
-                )
-            if token_id in self._never:
-                raise RequestError(
-                    f"prompt holds token id {token_id}, the image placeholder; this engine "
-                    "serves text only"
-                )
-        if len(token_ids) >= limit:
-            raise RequestError(
-                f"prompt has {len(token_ids)} tokens, max_model_len is {limit} for prompt and "
-                f"answer together; expected at most {limit - 1}: shorten it or raise max_model_len"
-            )
-        pool = self._scheduler.blocks.num_blocks
-        needed = blocks_for(len(token_ids) + 1, self._scheduler.block_size)
-        if needed > pool:
-            raise RequestError(
-                f"KV capacity: a prompt of {len(token_ids)} tokens needs {needed} blocks of "
-                f"{self._scheduler.block_size} tokens, the cache has {pool}; shorten it or raise "
-                "cache.memory"
-            )
 
     def abort(self, request_id: str) -> None:
         """End a request with what it has; unknown or ended ids are ignored.
@@ -394,33 +290,11 @@ class LLMEngine:
 
     def stats(self) -> EngineStats:
         """Figures of now."""
-        scheduler = self._scheduler
-        reuse = PrefixStats() if scheduler.reuse is None else scheduler.reuse.stats
-        tier = None if scheduler.reuse is None else scheduler.reuse.tier
-        metrics = self.speculation
-        places = Places(0) if metrics is None else metrics.places
-        return EngineStats(
-            num_running=len(scheduler.running),
-            num_waiting=len(scheduler.waiting),
-            kv_used_blocks=scheduler.blocks.num_used,
-            kv_idle_blocks=scheduler.blocks.num_idle,
-            kv_total_blocks=scheduler.blocks.num_blocks,
-            generated_tokens=self._pipeline.num_generated_tokens,
-            num_steps=self._pipeline.num_steps,
-            num_preemptions=scheduler.num_preemptions,
+        return EngineStats.of(
+            self._scheduler,
+            self._pipeline,
+            self.speculation,
             num_non_finite=self._num_non_finite,
-            prefix_queried_tokens=reuse.num_queried_tokens,
-            prefix_hit_tokens=reuse.num_hit_tokens,
-            replayed_tokens=reuse.num_replayed_tokens,
-            approximate_hit_tokens=reuse.num_approximate_hit_tokens,
-            num_evicted_blocks=scheduler.blocks.num_evicted,
-            host_used_bytes=0 if tier is None else tier.tier.num_bytes,
-            num_loaded_blocks=0 if tier is None else tier.num_loaded_blocks,
-            num_loaded_windows=0 if tier is None else tier.num_loaded_windows,
-            num_rounds=places.num_rounds,
-            drafted_by_place=tuple(places.drafted.tolist()),
-            verified_by_place=tuple(places.verified.tolist()),
-            accepted_by_place=tuple(places.accepted.tolist()),
         )
 
     def step(self) -> list[RequestOutput]:
@@ -489,40 +363,10 @@ class LLMEngine:
             if not request.changed or (request.final_only and not request.finished):
                 continue
             request.changed = False
-            outputs.append(self._output_of(request))
+            outputs.append(result_of(request, self._marks))
             if request.finished:
                 del self._requests[request.request_id]
         return outputs
-
-    def _output_of(self, request: Request) -> RequestOutput:
-        completions = [
-            CompletionOutput(
-                index=sequence.index,
-                token_ids=sequence.output_token_ids,
-                text=sequence.text.text,
-                logprobs=None if sequence.logprobs is None else list(sequence.logprobs),
-                finish_reason=sequence.finish_reason,
-                stop_reason=sequence.stop_reason,
-                error=sequence.error,
-            )
-            for sequence in request.sequences
-        ]
-        errors = [sequence.error for sequence in request.sequences if sequence.error]
-        return RequestOutput(
-            request_id=request.request_id,
-            prompt=request.prompt,
-            prompt_token_ids=list(request.prompt_token_ids),
-            outputs=completions,
-            finished=request.finished,
-            prompt_logprobs=None
-            if request.prompt_logprobs is None
-            else list(request.prompt_logprobs),
-            error=errors[0] if errors else None,
-            num_cached_tokens=request.num_cached_tokens or 0,
-            marks=(*self._marks, APPROXIMATE_PREFIX_MARK)
-            if request.took_approximate_blocks
-            else self._marks,
-        )
 
 
 def _calibrate(drafter: Drafter, config: EngineConfig) -> None:

@@ -6,8 +6,9 @@ from collections.abc import Callable
 
 import pytest
 
-from deepinfer.engine.llm_engine import APPROXIMATE_PREFIX_MARK, LLMEngine
+from deepinfer.engine.llm_engine import LLMEngine
 from deepinfer.engine.outputs import RequestOutput
+from deepinfer.engine.request_result import APPROXIMATE_PREFIX_MARK
 from deepinfer.engine.sampling_params import SamplingParams
 
 MakeEngine = Callable[..., LLMEngine]

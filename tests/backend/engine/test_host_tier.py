@@ -9,7 +9,8 @@ import torch
 
 from deepinfer.cache.host_tier import StateKind, StateName
 from deepinfer.device.errors import ContractError
-from deepinfer.engine.llm_engine import EngineStats, LLMEngine
+from deepinfer.engine.engine_stats import EngineStats
+from deepinfer.engine.llm_engine import LLMEngine
 from deepinfer.engine.outputs import RequestOutput
 from deepinfer.engine.sampling_params import SamplingParams
 from deepinfer.engine.state_copies import DeviceStateCopies, HostBytes, SavedWindow
