@@ -98,6 +98,14 @@ MUTATIONS = {
         "quant", "gemm", "for k0 in range(k_begin, k_end, BK):",
         "for k0 in range(k_begin, k_end - BK + 1, BK):", "linear:normative,control", "gemm",
     ),
+    "all tiles of weights have the scales of the first": _of(
+        "quant", "gemm", "scales = next_scales", "scales = scales",
+        "linear:normative,inner=544", "gemm",
+    ),
+    "a dequantised matrix has the scales of its first columns": _of(
+        "quant", "gemm", "scales = scale_tile(w_scales_ptr, n, n < N, k0, K, BK)",
+        "scales = scale_tile(w_scales_ptr, n, n < N, 0, K, BK)", "linear:normative,n=520", "gemm",
+    ),
     "first of the splits is not added": _of(
         "quant", "gemm", "for split in range(SPLITS):", "for split in range(1, SPLITS):",
         "linear:normative,inner=544", "gemm",

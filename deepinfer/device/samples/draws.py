@@ -61,8 +61,19 @@ def with_nan_row(x: Tensor) -> Tensor:
 
 
 def matrix(generator: torch.Generator, rows: int, cols: int, fmt: WeightFormat) -> StoredTensor:
-    """A weight [rows, cols] of variance 1 / cols, stored in `fmt`."""
-    return stored_from_float(normal(generator, rows, cols) * cols**-0.5, fmt)
+    """A weight [rows, cols] of variance about 1 / cols, stored in `fmt`.
+
+    Groups with a scale of their own differ in magnitude: a scale read from the wrong place would
+    not show otherwise.
+    """
+    values = normal(generator, rows, cols) * cols**-0.5
+    group_rows = {WeightFormat.FP8_TILE32: 32, WeightFormat.MXFP4: 1}.get(fmt)
+    if group_rows is not None:
+        groups = -(-rows // group_rows), -(-cols // 32)
+        factors = torch.randint(-2, 3, groups, generator=generator).float().exp2()
+        spread = factors.repeat_interleave(group_rows, 0).repeat_interleave(32, 1)
+        values = values * spread[:rows, :cols]
+    return stored_from_float(values, fmt)
 
 
 def vector(value: Tensor) -> CanonicalVector:
