@@ -87,6 +87,7 @@ def _attention(
     *,
     heads: int = 2,
     sink: float | None = None,
+    width: int = _WIDTH,
     scale: float = _WIDTH**-0.5,
     edit: Edit = torch.clone,
     edit_slots: Edit = torch.clone,
@@ -95,13 +96,13 @@ def _attention(
 
     def build(generator: torch.Generator, numerics: Numerics) -> Arguments:
         dtype = draws.activation_dtype(numerics)
-        q = draws.normal(generator, len(window), heads, _WIDTH, dtype=dtype)
+        q = draws.normal(generator, len(window), heads, width, dtype=dtype)
         # The last window row is never selected and holds NaN, as a released row may.
         arguments: Arguments = {
             "q": edit(q),
             "window": draws.cache(
                 generator, numerics, kind=CacheKind.WINDOW, num_rows=_WINDOW_ROWS,
-                width=_WIDTH, poisoned=(_POISONED,),
+                width=width, poisoned=(_POISONED,),
             ),
             "window_slots": edit_slots(_present(generator, window, _WINDOW, _POISONED)),
             "compressed": None,
@@ -117,7 +118,7 @@ def _attention(
                 numerics,
                 kind=CacheKind.COMPRESSED,
                 num_rows=_COMPRESSED_ROWS,
-                width=_WIDTH,
+                width=width,
             )
             slots = _present(generator, compressed, _TOPK, _COMPRESSED_ROWS)
             arguments["compressed_slots"] = edit_slots(slots)
@@ -139,6 +140,8 @@ declare(
         "n=17": _attention((8, 1, 5) * 5 + (2, 7), None, heads=1),
         "n=36": _attention((8, 3, 7, 5) * 9, (6, 4, 1, 5) * 9),
         "window-only": _attention(compressed=None),
+        # Wider than what kernels read at a time, and many groups with scales of their own.
+        "width=288": _attention(width=288, scale=288**-0.5),
         "heads=1": _attention(heads=1),
         "window=0,1,W-1,W": _attention((0, 1, _WINDOW - 1, _WINDOW)),
         "topk=0,1,k-1,k": _attention(compressed=(0, 1, _TOPK - 1, _TOPK)),

@@ -46,6 +46,14 @@ def with_outlier(x: Tensor) -> Tensor:
     return scaled
 
 
+def with_spread_groups(x: Tensor) -> Tensor:
+    """x [T, N] with magnitudes that change from row to row and every 16 columns."""
+    groups = torch.arange(-(-x.shape[1] // 16))
+    powers = (groups * 5 + torch.arange(x.shape[0]).unsqueeze(1)) % 4 - 2
+    factors = powers.float().exp2().repeat_interleave(16, 1)[:, : x.shape[1]]
+    return (x.float() * factors).to(x.dtype)
+
+
 def with_one_nan(x: Tensor) -> Tensor:
     """x with a NaN in its second row: a row that went wrong must not come out as numbers."""
     x = x.clone()
@@ -113,6 +121,9 @@ def cache(
     width: int,
     poisoned: tuple[int, ...] = (),
 ) -> CanonicalCache:
-    """A cache of normal rows that its record holds exactly."""
-    values = representable(normal(generator, num_rows, width), kind, numerics)
+    """A cache of rows that its record holds exactly; its groups have scales of their own."""
+    groups = num_rows, -(-width // 16)
+    factors = torch.randint(-1, 2, groups, generator=generator).float().exp2()
+    values = normal(generator, num_rows, width) * factors.repeat_interleave(16, 1)[:, :width]
+    values = representable(values, kind, numerics)
     return CanonicalCache(kind, values, poisoned)

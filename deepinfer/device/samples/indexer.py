@@ -79,6 +79,7 @@ def _scores(
     max_visible: int | None = None,
     max_query_len: int | None = None,
     heads: int = 4,
+    width: int = _WIDTH,
     edit: Edit = torch.clone,
 ) -> Builder:
     """`rows` holds the visible entries of each request's rows; block 7 is never in a table."""
@@ -87,17 +88,17 @@ def _scores(
         dtype = draws.activation_dtype(numerics)
         visible = [count for seq in rows for count in seq]
         row_seq = [seq for seq, counts in enumerate(rows) for _ in counts]
-        q = draws.normal(generator, len(visible), heads, _WIDTH, dtype=dtype)
+        q = draws.normal(generator, len(visible), heads, width, dtype=dtype)
         weights = draws.normal(generator, len(visible), heads, dtype=dtype)
         return {
             "q": edit(draws.representable(q, CacheKind.INDEX, numerics).to(dtype)),
-            "head_weights": weights * (heads * _WIDTH) ** -0.5,
+            "head_weights": weights * (heads * width) ** -0.5,
             "cache": draws.cache(
                 generator,
                 numerics,
                 kind=CacheKind.INDEX,
                 num_rows=_BLOCK * _NUM_BLOCKS,
-                width=_WIDTH,
+                width=width,
                 poisoned=tuple(range(_BLOCK * (_NUM_BLOCKS - 1), _BLOCK * _NUM_BLOCKS)),
             ),
             "block_table": torch.tensor(table, dtype=torch.int64),
@@ -127,6 +128,7 @@ declare(
         "padding-rows": _scores(((5,), (10, 0, 0, 0)), max_query_len=1),
         "query-bound=above-rows": _scores(max_query_len=9),
         "heads=1": _scores(heads=1),
+        "width=128": _scores(width=128),
         "strided": _scores(edit=draws.strided),
         "nan-padding-row": _scores(((5,), (10, 0)), max_query_len=1, edit=draws.with_nan_row),
     },

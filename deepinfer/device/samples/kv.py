@@ -69,6 +69,11 @@ declare(
         "all-skipped": _store((0, 0), (-1, -1)),
         "skipped-row-holds-nan": _store(slots=(4, 0, -1), edit=draws.with_nan_row),
         "all-rotated": _store(width=16, kind=CacheKind.COMPRESSED),
+        "window,spread": _store(width=96, edit=draws.with_spread_groups),
+        "compressed,spread": _store(
+            width=96, kind=CacheKind.COMPRESSED, edit=draws.with_spread_groups
+        ),
+        "index,spread": _store(width=96, kind=CacheKind.INDEX, edit=draws.with_spread_groups),
         "zero-group": _store(edit=_zero_group),
         "zero-group,kind=compressed": _store(kind=CacheKind.COMPRESSED, edit=_zero_group),
         "zero-group,kind=index": _store(kind=CacheKind.INDEX, edit=_zero_group),
