@@ -46,7 +46,10 @@ class DraftBudgets:
             domain_of: None: metrics know no domains.
         """
         self._planner, self._domain_of = planner, domain_of
+        self._max_drafts = max_drafts
         self._history = SurvivalHistory(max_num_seqs, max_drafts)
+        # By slot: whose domain it is, and the domain.
+        self._domains: list[tuple[Hashable, str | None]] = [(None, None)] * max_num_seqs
         self.metrics = SpeculationMetrics(max_drafts)
 
     def choose(self, scheduled: SchedulerOutputs) -> int | None:
@@ -58,16 +61,17 @@ class DraftBudgets:
         sequences, planner = scheduled.sequences, self._planner
         if planner is None or scheduled.kind is not StepKind.DECODE:
             return None
-        slots = [metadata.slot for metadata in sequences]
-        owners = [_owner(metadata) for metadata in sequences]
+        slots, owners = [metadata.slot for metadata in sequences], _owners(sequences)
         if planner.scheduling is Scheduling.SYNCHRONOUS:
             survival = self._history.newest(slots, owners)
         else:
             # More than this step in flight: an earlier one drafts what this one verifies.
             anew = [metadata.sequence.num_inflight_samples > 1 for metadata in sequences]
             survival = self._history.lawful(slots, owners, anew)
-        bounds = np.array([metadata.query_len - 1 for metadata in sequences])
-        survival[np.arange(survival.shape[1]) >= bounds[:, None]] = 0.0
+        query_lens = [metadata.query_len for metadata in sequences]
+        if min(query_lens) <= self._max_drafts:
+            bounds = np.array(query_lens)[:, None] - 1
+            survival[np.arange(self._max_drafts) >= bounds] = 0.0
         budget = planner.plan(len(sequences), survival)
         if budget.mode is PlanMode.FIXED:
             return None
@@ -88,31 +92,47 @@ class DraftBudgets:
             num_accepted: [N] drafts accepted.
             survival: [N, D] fp32 of the drafts made after the step; 0 where there are none.
         """
-        sampling = [metadata for metadata in scheduled.sequences if metadata.samples]
-        # Whoever was preempted or ended since is another owner, or none.
-        rows = [row for row, metadata in enumerate(sampling) if metadata.is_current]
-        current = [sampling[row] for row in rows]
-        slots = [metadata.slot for metadata in current]
-        owners = [_owner(metadata) for metadata in current]
+        current: Sequence[SequenceMetadata] = scheduled.sequences
+        if scheduled.kind is not StepKind.DECODE:
+            current = [metadata for metadata in current if metadata.samples]
+        is_current = [metadata.generation == metadata.sequence.generation for metadata in current]
+        if not all(is_current):
+            # Whoever was preempted or ended since is another owner, or none.
+            rows = np.flatnonzero(is_current).tolist()
+            current = [current[row] for row in rows]
+            num_verified, num_accepted = num_verified[rows], num_accepted[rows]
+            survival = survival[rows]
+        slots, owners = [metadata.slot for metadata in current], _owners(current)
         if scheduled.kind is StepKind.DECODE:
             self.metrics.add_step(
                 [metadata.query_len - 1 for metadata in current],
-                num_verified[rows].tolist(),
-                num_accepted[rows].tolist(),
+                num_verified,
+                num_accepted,
                 survival=self._history.newest(slots, owners, unknown=float("nan")),
-                domains=self._domains(current),
+                domains=self._domains_of(current, slots, owners),
                 is_planned=scheduled.draft_budget is not None,
             )
-        self._history.put(slots, owners, survival[rows])
+        self._history.put(slots, owners, survival)
 
-    def _domains(self, sequences: Sequence[SequenceMetadata]) -> list[str | None] | None:
+    def _domains_of(
+        self,
+        sequences: Sequence[SequenceMetadata],
+        slots: Sequence[int],
+        owners: list[Hashable],
+    ) -> list[str | None] | None:
         domain_of = self._domain_of
         if domain_of is None:
             return None
-        return [domain_of(metadata.sequence.request.request_id) for metadata in sequences]
+        domains: list[str | None] = []
+        for metadata, slot, owner in zip(sequences, slots, owners, strict=True):
+            known, domain = self._domains[slot]
+            if known != owner:
+                domain = domain_of(metadata.sequence.request.request_id)
+                self._domains[slot] = owner, domain
+            domains.append(domain)
+        return domains
 
 
-def _owner(metadata: SequenceMetadata) -> Hashable:
-    """Tells sequences apart, and each from itself before a preemption."""
-    sequence = metadata.sequence
-    return sequence.request.arrival, sequence.index, metadata.generation
+def _owners(sequences: Sequence[SequenceMetadata]) -> list[Hashable]:
+    """Tell sequences apart, and each from itself before a preemption."""
+    return [(metadata.sequence, metadata.generation) for metadata in sequences]

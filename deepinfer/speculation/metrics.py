@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -15,8 +16,11 @@ from deepinfer.speculation.budget import Survival
 
 NUM_BINS = 15
 _MOST_SPANS = 512
+_STEPS_AT_ONCE = 64
+"""Steps that are counted together."""
 
 Counts = npt.NDArray[np.int64]
+IntArray = Sequence[int] | Counts
 
 
 class Places:
@@ -32,18 +36,13 @@ class Places:
 
     def __init__(self, max_drafts: int) -> None:
         self.num_rounds = 0
-        self.drafted, self.verified, self.reached, self.accepted = np.zeros(
-            (4, max_drafts), dtype=np.int64
-        )
+        self._counts = np.zeros((4, max_drafts), dtype=np.int64)
+        self.drafted, self.verified, self.reached, self.accepted = self._counts
 
-    def add(self, drafted: Counts, verified: Counts, accepted: Counts) -> None:
-        """Add rounds: [N] each, drafts of a request that were made, verified, accepted."""
-        places = np.arange(len(self.drafted))
-        self.num_rounds += len(drafted)
-        self.drafted += (drafted[:, None] > places).sum(axis=0)
-        self.verified += (verified[:, None] > places).sum(axis=0)
-        self.reached += _reached(verified, accepted, places).sum(axis=0)
-        self.accepted += (accepted[:, None] > places).sum(axis=0)
+    def add(self, num_rounds: int, counts: Counts) -> None:
+        """Add rounds, counted already: [4, D] in the order of the attributes."""
+        self.num_rounds += num_rounds
+        self._counts += counts
 
     @property
     def conditional(self) -> list[float | None]:
@@ -96,9 +95,14 @@ class Calibration:
         rows, columns = np.nonzero(judged)
         confidence = survival[rows, columns] / before[rows, columns]
         bins = np.minimum((confidence * NUM_BINS).astype(np.int64), NUM_BINS - 1)
-        np.add.at(self.count, (columns, bins), 1)
-        np.add.at(self.confidence, (columns, bins), confidence)
-        np.add.at(self.accepted, (columns, bins), accepted[rows] > columns)
+        cells = columns * NUM_BINS + bins
+        is_accepted = accepted[rows] > columns
+        self.count += np.bincount(cells, minlength=self.count.size).reshape(self.count.shape)
+        self.accepted += np.bincount(cells[is_accepted], minlength=self.count.size).reshape(
+            self.count.shape
+        )
+        # One by one, so that the sums do not depend on how many rounds are added at once.
+        np.add.at(self.confidence.reshape(-1), cells, confidence.astype(np.float64))
 
     def error(self, place: int | None = None) -> float | None:
         """Expected calibration error of a place, or of all; None when nothing was counted."""
@@ -157,14 +161,22 @@ class BudgetSpan:
         self.num_planned += other.num_planned
 
 
+class _Rounds(NamedTuple):
+    """A committed step that is not counted yet; see `SpeculationMetrics.add_step`."""
+
+    drafted: Counts
+    verified: Counts
+    accepted: Counts
+    survival: Survival | None
+    domains: Sequence[str | None] | None
+    is_planned: bool
+
+
 class SpeculationMetrics:
     """Figures of a run.
 
-    Attributes:
-        places: of all requests.
-        domains: the same by domain, for requests that name one.
-        calibration: of confidences, as far as they were given.
-        spans: budgets over time; spans grow, so that there are never more than 512.
+    Steps are counted some dozens at a time, because counting one costs the host nearly as much;
+    whoever asks for a figure gets that of all steps.
     """
 
     def __init__(self, max_drafts: int) -> None:
@@ -174,16 +186,41 @@ class SpeculationMetrics:
             max_drafts: D drafts of a request.
         """
         self._max_drafts = max_drafts
-        self.places, self.calibration = Places(max_drafts), Calibration(max_drafts)
-        self.domains: dict[str, Places] = {}
-        self.spans: list[BudgetSpan] = []
+        self._places, self._calibration = Places(max_drafts), Calibration(max_drafts)
+        self._domains: dict[str, Places] = {}
+        self._spans: list[BudgetSpan] = []
         self._steps_per_span = 1
+        self._waiting: list[_Rounds] = []
+
+    @property
+    def places(self) -> Places:
+        """Counts of all requests."""
+        self._count()
+        return self._places
+
+    @property
+    def domains(self) -> dict[str, Places]:
+        """The same by domain, for requests that name one."""
+        self._count()
+        return self._domains
+
+    @property
+    def calibration(self) -> Calibration:
+        """Of confidences, as far as they were given."""
+        self._count()
+        return self._calibration
+
+    @property
+    def spans(self) -> list[BudgetSpan]:
+        """Budgets over time; spans grow, so that there are never more than 512."""
+        self._count()
+        return self._spans
 
     def add_step(
         self,
-        num_drafted: Sequence[int],
-        num_verified: Sequence[int],
-        num_accepted: Sequence[int],
+        num_drafted: IntArray,
+        num_verified: IntArray,
+        num_accepted: IntArray,
         *,
         survival: Survival | None = None,
         domains: Sequence[str | None] | None = None,
@@ -192,46 +229,82 @@ class SpeculationMetrics:
         """Count a committed decode step.
 
         Args:
-            num_drafted: [N] drafts that each request had.
+            num_drafted: [N] drafts that each request had; copied, as all are.
             num_verified: [N] drafts that the step verified.
             num_accepted: [N] drafts that were accepted.
-            survival: [N, D] fp32 survivals of these drafts, or None.
+            survival: [N, D] fp32 survivals of these drafts, or None; not changed afterwards.
             domains: what each request is about; None where nothing is known.
             is_planned: whether the planner chose the budget.
         """
         drafted, verified, accepted = (
-            np.asarray(values, dtype=np.int64)
-            for values in (num_drafted, num_verified, num_accepted)
+            np.array(values, dtype=np.int64) for values in (num_drafted, num_verified, num_accepted)
         )
-        self.places.add(drafted, verified, accepted)
-        if survival is not None:
-            self.calibration.add(survival, verified, accepted)
-        if domains is not None:
-            for name in {name for name in domains if name is not None}:
-                rows = np.array([domain == name for domain in domains])
-                of_domain = self.domains.setdefault(name, Places(self._max_drafts))
-                of_domain.add(drafted[rows], verified[rows], accepted[rows])
-        step = BudgetSpan(
-            1, len(drafted), int(verified.sum()), int(accepted.sum()), int(is_planned)
-        )
-        self._add_span(step)
+        self._waiting.append(_Rounds(drafted, verified, accepted, survival, domains, is_planned))
+        if len(self._waiting) == _STEPS_AT_ONCE:
+            self._count()
+
+    def _count(self) -> None:
+        """Count the steps that wait."""
+        if not self._waiting:
+            return
+        steps, self._waiting = self._waiting, []
+        drafted = np.concatenate([step.drafted for step in steps])
+        verified = np.concatenate([step.verified for step in steps])
+        accepted = np.concatenate([step.accepted for step in steps])
+        names: list[str | None] = []
+        for step in steps:
+            names += [None] * len(step.drafted) if step.domains is None else step.domains
+        self._count_places(drafted, verified, accepted, names)
+        known = [step for step in steps if step.survival is not None]
+        if known:
+            self._calibration.add(
+                np.concatenate([step.survival for step in known if step.survival is not None]),
+                np.concatenate([step.verified for step in known]),
+                np.concatenate([step.accepted for step in known]),
+            )
+        for step in steps:
+            num_verified, num_accepted = int(step.verified.sum()), int(step.accepted.sum())
+            self._add_span(
+                BudgetSpan(1, len(step.drafted), num_verified, num_accepted, int(step.is_planned))
+            )
+
+    def _count_places(
+        self, drafted: Counts, verified: Counts, accepted: Counts, names: list[str | None]
+    ) -> None:
+        """Count [N] rounds of drafts for all requests, and for those of each domain."""
+        numbers = {name: number for number, name in enumerate(dict.fromkeys(names))}
+        domain = np.fromiter(map(numbers.__getitem__, names), dtype=np.int64, count=len(names))
+        size = self._max_drafts + 1
+        # A draft is reached if it was verified and at most the last before it was refused.
+        kinds = np.stack((drafted, verified, np.minimum(verified, accepted + 1), accepted))
+        kinds = kinds.clip(0, self._max_drafts)
+        cells = (np.arange(len(kinds))[:, None] * len(numbers) + domain) * size + kinds
+        counts = np.bincount(cells.ravel(), minlength=len(kinds) * len(numbers) * size)
+        counts = counts.reshape(len(kinds), len(numbers), size)
+        # Rounds with more drafts than each place has before it.
+        above = counts[:, :, :0:-1].cumsum(axis=2)[:, :, ::-1]
+        self._places.add(len(names), above.sum(axis=1))
+        for name, number in numbers.items():
+            if name is not None:
+                of_domain = self._domains.setdefault(name, Places(self._max_drafts))
+                of_domain.add(int(counts[0, number].sum()), above[:, number])
 
     def _add_span(self, step: BudgetSpan) -> None:
-        if self.spans and self.spans[-1].num_steps < self._steps_per_span:
-            self.spans[-1].add(step)
+        if self._spans and self._spans[-1].num_steps < self._steps_per_span:
+            self._spans[-1].add(step)
             return
-        if len(self.spans) == _MOST_SPANS:
-            for first, second in zip(self.spans[::2], self.spans[1::2], strict=True):
+        if len(self._spans) == _MOST_SPANS:
+            for first, second in zip(self._spans[::2], self._spans[1::2], strict=True):
                 first.add(second)
-            del self.spans[1::2]
+            del self._spans[1::2]
             self._steps_per_span *= 2
-        self.spans.append(step)
+        self._spans.append(step)
 
     def figures(self) -> dict[str, object]:
         """Everything, for a report."""
         return {
             "all": self.places.figures(),
-            "domains": {name: self.domains[name].figures() for name in sorted(self.domains)},
+            "domains": {name: domain.figures() for name, domain in sorted(self.domains.items())},
             "calibration": self.calibration.figures(),
             # Columns, one entry for each span: a long run has hundreds.
             "budget": {

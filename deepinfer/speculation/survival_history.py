@@ -11,9 +11,10 @@ from __future__ import annotations
 from collections.abc import Hashable, Sequence
 
 import numpy as np
-import numpy.typing as npt
 
 from deepinfer.speculation.budget import Survival
+
+Slots = Sequence[int]
 
 
 class SurvivalHistory:
@@ -31,7 +32,7 @@ class SurvivalHistory:
         self._before = np.ones_like(self._newest)
         self._owners: list[Hashable] = [None] * max_num_seqs
 
-    def put(self, slots: Sequence[int], owners: Sequence[Hashable], survival: Survival) -> None:
+    def put(self, slots: Slots, owners: list[Hashable], survival: Survival) -> None:
         """Keep the survivals of a collected step, newest last.
 
         Args:
@@ -40,20 +41,18 @@ class SurvivalHistory:
                 before a preemption; not None.
             survival: [N, D] fp32; copied.
         """
-        self._before[slots] = np.where(self._is_owner(slots, owners), self._newest[slots], 1.0)
+        self._before[slots] = self.newest(slots, owners)
         self._newest[slots] = survival
-        for slot, owner in zip(slots, owners, strict=True):
-            self._owners[slot] = owner
+        if not self._are_owners(slots, owners):
+            for slot, owner in zip(slots, owners, strict=True):
+                self._owners[slot] = owner
 
-    def newest(
-        self, slots: Sequence[int], owners: Sequence[Hashable], *, unknown: float = 1.0
-    ) -> Survival:
+    def newest(self, slots: Slots, owners: list[Hashable], *, unknown: float = 1.0) -> Survival:
         """[N, D] fp32 of the newest round; `unknown` where an owner's own are not known."""
-        rounds = self._newest[slots]
-        return np.where(self._is_owner(slots, owners), rounds, np.float32(unknown))
+        return self._of_owners(self._newest[slots], slots, owners, unknown)
 
     def lawful(
-        self, slots: Sequence[int], owners: Sequence[Hashable], drafted_anew: Sequence[bool]
+        self, slots: Slots, owners: list[Hashable], drafted_anew: Sequence[bool]
     ) -> Survival:
         """[N, D] fp32 of the newest round whose drafts are not those at hand.
 
@@ -62,10 +61,23 @@ class SurvivalHistory:
             owners: as they were put.
             drafted_anew: whether a step in flight drafts for the request.
         """
-        anew = np.asarray(drafted_anew, dtype=bool)[:, None]
-        rounds = np.where(anew, self._newest[slots], self._before[slots])
-        return np.where(self._is_owner(slots, owners), rounds, np.float32(1.0))
+        rounds = self._newest[slots]
+        if not all(drafted_anew):  # nearly always all of them are
+            anew = np.asarray(drafted_anew, dtype=bool)[:, None]
+            rounds = np.where(anew, rounds, self._before[slots])
+        return self._of_owners(rounds, slots, owners, 1.0)
 
-    def _is_owner(self, slots: Sequence[int], owners: Sequence[Hashable]) -> npt.NDArray[np.bool_]:
-        known = [self._owners[slot] == owner for slot, owner in zip(slots, owners, strict=True)]
-        return np.array(known, dtype=bool)[:, None]
+    def _of_owners(
+        self, rounds: Survival, slots: Slots, owners: list[Hashable], unknown: float
+    ) -> Survival:
+        """`rounds`, changed to `unknown` where they are not the owner's."""
+        if not self._are_owners(slots, owners):
+            is_owner = [
+                self._owners[slot] == owner for slot, owner in zip(slots, owners, strict=True)
+            ]
+            rounds[~np.array(is_owner, dtype=bool)] = unknown
+        return rounds
+
+    def _are_owners(self, slots: Slots, owners: list[Hashable]) -> bool:
+        """Whether every slot still has that owner, as nearly always."""
+        return [self._owners[slot] for slot in slots] == owners

@@ -89,6 +89,25 @@ def test_long_runs_keep_all_steps_in_few_spans() -> None:
     assert {span.num_steps for span in metrics.spans[:-1]} == {8}
 
 
+def test_figures_do_not_depend_on_when_they_are_asked_for() -> None:
+    generator = np.random.default_rng(5)
+    asked, unasked = SpeculationMetrics(3), SpeculationMetrics(3)
+    for step in range(150):
+        count = int(generator.integers(0, 6))
+        verified = generator.integers(0, 4, count)
+        accepted = np.minimum(generator.integers(0, 4, count), verified)
+        survival = generator.random((count, 3), dtype=np.float32).cumprod(axis=1)
+        names = [("prose", "code", None)[number] for number in generator.integers(0, 3, count)]
+        for metrics in (asked, unasked):
+            metrics.add_step(
+                [3] * count, verified, accepted, survival=None if step % 7 == 0 else survival,
+                domains=None if step % 5 == 0 else names, is_planned=step % 2 == 0,
+            )  # fmt: skip
+        assert asked.places.num_rounds > 0 or count == 0
+        verified[:] = 0  # it was copied
+    assert asked.figures() == unasked.figures()
+
+
 def test_pictures_are_drawn_of_much_and_of_nothing() -> None:
     empty, full = SpeculationMetrics(3), SpeculationMetrics(3)
     survival = np.full((2, 3), 0.5, dtype=np.float32)
