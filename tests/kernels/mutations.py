@@ -102,9 +102,9 @@ MUTATIONS = {
         "quant", "gemm", "scales = next_scales", "scales = scales",
         "linear:normative,inner=544", "gemm",
     ),
-    "a dequantised matrix has the scales of its first columns": _of(
-        "quant", "gemm", "scales = scale_tile(w_scales_ptr, n, n < N, k0, K, BK)",
-        "scales = scale_tile(w_scales_ptr, n, n < N, 0, K, BK)", "linear:normative,n=520", "gemm",
+    "a dequantised matrix has the scales of its first group": _of(
+        "quant", "gemm", "scale_tile(w_scales_ptr, group, inside, 0, 32, 32)",
+        "scale_tile(w_scales_ptr, group * 0, inside, 0, 32, 32)", "linear:normative,n=520", "gemm",
     ),
     "first of the splits is not added": _of(
         "quant", "gemm", "for split in range(SPLITS):", "for split in range(1, SPLITS):",

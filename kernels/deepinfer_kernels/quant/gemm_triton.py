@@ -5,17 +5,20 @@ instruction's 64 or 128 rows however few tokens there are. Its codes come to sha
 of their use, are dequantised in the registers from which the instruction reads them, and their
 scales are loaded one tile ahead; activations are floats already (`round_a8`), so that no tile
 dequantises them again. For many rows a dense matrix is dequantised once, beforehand, instead of in
-the tile of every 256 rows. With `block_scaled` the codes and scales of both themselves go to the
-tensor cores (SM100 has instructions for them; elsewhere Triton dequantises): the same exact
-products, summed in another order.
+the tile of every 256 rows, and by pieces where pieces fill the device: a piece is still in the L2
+cache when the product reads it, and the next overwrites it there. With `block_scaled` the codes and
+scales of both themselves go to the tensor cores (SM100 has instructions for them; elsewhere Triton
+dequantises): the same exact products, summed in another order.
 
 A row's bits do not depend on its company: K is split by N and K alone, an element's products are
 added in the order of k in every tile, and partial sums in order. Only how many rows and weights a
-program takes depends on the number of rows.
+program takes depends on the number of rows, and whether the parts of a split have a program each,
+for want of rows, or one after the other.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import torch
@@ -81,9 +84,42 @@ _WIDE_OUTPUTS, _WIDE_PROGRAMS = 128, 120
 """Few rows: programs take so many outputs when there are enough programs all the same."""
 # Block-scaled instructions take 128 rows of weights.
 _SCALED_TILE = Tile(rows=32, outputs=128, inner=128, num_warps=4)
-_DEQUANTISED_ROWS = 512
-"""From so many rows on a dense matrix is dequantised as a whole: 2 bytes a weight for a while."""
-_DEQUANTISED_BLOCK = (16, 256)
+
+
+class ManyRows(NamedTuple):
+    """How dense products with many rows run; `benchmarks/gpu/gemm_sweep.py` times alternatives.
+
+    Attributes:
+        rows: from so many on a product runs so, and its matrix is dequantised beforehand.
+        tile: where programs do not add up partial sums.
+        summing_tile: where a program computes all parts of a split and adds them up; it holds two
+            accumulators.
+        summing_programs: programs from which on they do so: most multiprocessors have one.
+        piece_bytes: of bf16 weights that are dequantised at a time, at most.
+        multiprocessors: programs of `tile` that run at once; a piece is as many outputs as give
+            every one of them the same number of programs. (132: SM90; SM100 has 148.)
+        groups: of 32 weights in a program of the dequantiser.
+        num_warps: of a program of the dequantiser.
+    """
+
+    rows: int = 512
+    tile: Tile = Tile(rows=256, outputs=128, inner=64, num_warps=8, num_stages=3)
+    summing_tile: Tile = Tile(rows=128, outputs=128, inner=64, num_warps=8)
+    summing_programs: int = 96
+    piece_bytes: int = 24 << 20
+    multiprocessors: int = 132
+    groups: int = 32
+    num_warps: int = 4
+
+    def piece(self, num_rows: int, tile: Tile, inner: int) -> int:
+        """Outputs dequantised at a time; 0: they are too few to give everyone a program."""
+        row_tiles = triton.cdiv(num_rows, tile.rows)
+        output_tiles = self.piece_bytes // (2 * inner * tile.outputs)
+        rounds = row_tiles * output_tiles // self.multiprocessors
+        return rounds * self.multiprocessors // row_tiles * tile.outputs
+
+
+MANY_ROWS = ManyRows()
 _SPLIT_OUTPUTS, _SPLIT_INNER = 64, 128
 _MIN_PROGRAMS = 160
 _MIN_STEPS = 4
@@ -128,10 +164,10 @@ def _accumulate(
 
 @triton.jit(do_not_specialize=["M"])
 def _gemm(
-    x_ptr, x_scales_ptr, w_ptr, w_scales_ptr, out_ptr, M, N, num_groups, k_per_split,
+    x_ptr, x_scales_ptr, w_ptr, w_scales_ptr, out_ptr, M, N, num_groups, k_per_split, out_width,
     K: tl.constexpr, W: tl.constexpr, X: tl.constexpr, DTYPE: tl.constexpr,
-    SCALED: tl.constexpr, SPLITS: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
-    BK: tl.constexpr,
+    SCALED: tl.constexpr, SPLITS: tl.constexpr, SUMS: tl.constexpr, BM: tl.constexpr,
+    BN: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
     m = tl.program_id(0) * BM + tl.arange(0, BM)
     n = tl.program_id(1) * BN + tl.arange(0, BN)
@@ -141,29 +177,32 @@ def _gemm(
     x_row = m.to(tl.int64) * num_groups + group
     w_row = group * N + n
     k_begin = split * k_per_split
-    acc = _accumulate(
-        w_ptr, w_scales_ptr, x_ptr, x_scales_ptr, w_row, n < N, x_row, m < M,
-        k_begin, tl.minimum(k_begin + k_per_split, K), K, W, X, DTYPE, SCALED, BM,
-        BN, BK,
-    )  # fmt: skip
-    out = out_ptr + (split * M * num_groups + x_row)[None, :] * N + n[:, None]
-    tl.store(out, acc.to(out_ptr.dtype.element_ty), mask=(n < N)[:, None] & (m < M)[None, :])
+    total = tl.zeros([BN, BM], dtype=tl.float32)
+    for _ in range(SUMS):
+        part = _accumulate(
+            w_ptr, w_scales_ptr, x_ptr, x_scales_ptr, w_row, n < N, x_row, m < M,
+            k_begin, tl.minimum(k_begin + k_per_split, K), K, W, X, DTYPE, SCALED, BM,
+            BN, BK,
+        )  # fmt: skip
+        total += part
+        k_begin += k_per_split
+    out = out_ptr + (split * M * num_groups + x_row)[None, :] * out_width + n[:, None]
+    tl.store(out, total.to(out_ptr.dtype.element_ty), mask=(n < N)[:, None] & (m < M)[None, :])
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_groups"])
 def _dequantize(
-    w_ptr, w_scales_ptr, out_ptr, N, K: tl.constexpr, W: tl.constexpr, BN: tl.constexpr,
-    BK: tl.constexpr,
+    w_ptr, w_scales_ptr, out_ptr, num_groups, W: tl.constexpr, GROUPS: tl.constexpr
 ):  # fmt: skip
-    n = tl.program_id(0).to(tl.int64) * BN + tl.arange(0, BN)
-    k0 = tl.program_id(1) * BK
-    codes = weight_codes(w_ptr, n, n < N, k0, K, W, BK)
-    scales = scale_tile(w_scales_ptr, n, n < N, k0, K, BK)
-    k = k0 + tl.arange(0, BK)
+    # A group is a row of 32 here: a matrix lies in memory group after group.
+    group = tl.program_id(0).to(tl.int64) * GROUPS + tl.arange(0, GROUPS)
+    inside = group < num_groups
+    codes = weight_codes(w_ptr, group, inside, 0, 32, W, 32)
+    scales = scale_tile(w_scales_ptr, group, inside, 0, 32, 32)
     tl.store(
-        out_ptr + n[:, None] * K + k[None, :],
-        weight_values(codes, scales, W, BN, BK, tl.bfloat16),
-        mask=(n < N)[:, None] & (k < K)[None, :],
+        out_ptr + group[:, None] * 32 + tl.arange(0, 32)[None, :],
+        weight_values(codes, scales, W, GROUPS, 32, tl.bfloat16),
+        mask=inside[:, None],
     )
 
 
@@ -199,16 +238,29 @@ def _expert_gemm(
 
 def dequantize(w: Operand) -> Operand:
     """A quantised matrix [.., N, K] with its values in bf16, which holds them exactly."""
-    outputs, inner = w.data.shape[:-1].numel(), w.inner
-    values = torch.empty((*w.data.shape[:-1], inner), dtype=torch.bfloat16, device=w.data.device)
-    rows, columns = _DEQUANTISED_BLOCK
-    _dequantize[(triton.cdiv(outputs, rows), triton.cdiv(inner, columns))](
-        w.data, w.scales, values, outputs, K=inner, W=w.format, BN=rows, BK=columns
-    )
-    return Operand("plain", values, None)
+    ((_, values),) = _dequantised(w, w.data.shape[-2])
+    return values
 
 
-def _num_splits(outputs: int, inner: int) -> int:
+def _dequantised(w: Operand, piece: int) -> Iterator[tuple[int, Operand]]:
+    """First output and bf16 values of `piece` outputs at a time, each in the memory of the last."""
+    outputs = w.data.shape[-2]
+    shape = (*w.data.shape[:-2], piece, w.inner)
+    memory = torch.empty(shape, dtype=torch.bfloat16, device=w.data.device)
+    assert w.scales is not None
+    for first in range(0, outputs, piece):
+        end = min(first + piece, outputs)
+        values = memory[..., : end - first, :]
+        num_groups = values.numel() // 32
+        _dequantize[(triton.cdiv(num_groups, MANY_ROWS.groups),)](
+            w.data[..., first:end, :], w.scales[..., first:end, :], values, num_groups,
+            W=w.format, GROUPS=MANY_ROWS.groups, num_warps=MANY_ROWS.num_warps,
+        )  # fmt: skip
+        yield first, Operand("plain", values, None)
+
+
+def num_splits(outputs: int, inner: int) -> int:
+    """Parts of K that are summed on their own: of the matrix alone, not of the rows."""
     programs = triton.cdiv(outputs, _SPLIT_OUTPUTS)
     most = triton.cdiv(inner, _SPLIT_INNER * _MIN_STEPS)
     return max(1, min(_MIN_PROGRAMS // programs, most))
@@ -263,33 +315,75 @@ def gemm(
     if out.numel() == 0:
         return out
     tile, scaled = _tile(x, w, num_rows, block_scaled=block_scaled)
-    if num_rows >= _DEQUANTISED_ROWS and w.format != "plain" and not scaled:
-        w = dequantize(w)
-    splits = splits or _num_splits(outputs * num_groups, inner)
-    steps = triton.cdiv(triton.cdiv(inner, _SPLIT_INNER), splits)
+    splits = splits or num_splits(outputs * num_groups, inner)
+    if num_rows >= MANY_ROWS.rows and tile is _BF16_TILES[-1]:
+        _gemm_many_rows(x, w, out, splits)
+        return out
     wide_programs = triton.cdiv(outputs, _WIDE_OUTPUTS) * num_groups * splits
     if tile is _BF16_TILES[0] and wide_programs >= _WIDE_PROGRAMS:
         tile = tile._replace(outputs=_WIDE_OUTPUTS)
+    _launch(x, w, out, tile, splits, scaled=scaled)
+    return out
+
+
+def _gemm_many_rows(x: Operand, w: Operand, out: Tensor, splits: int) -> None:
+    """`gemm` as `MANY_ROWS` says."""
+    many, grouped = MANY_ROWS, w.data.dim() == 3
+    num_rows, outputs = out.shape[0], out.shape[-1]
+    tile = many.summing_tile
+    programs = triton.cdiv(num_rows, tile.rows) * triton.cdiv(outputs, tile.outputs)
+    programs *= w.data.shape[0] if grouped else 1
+    sums = splits if programs >= many.summing_programs else 1
+    if sums == 1:
+        tile = many.tile
+    if w.format == "plain":
+        _launch(x, w, out, tile, splits, sums=sums)
+        return
+    piece = outputs
+    if not grouped and sums == splits:
+        piece = min(many.piece(num_rows, tile, w.inner), outputs)
+    for first, values in _dequantised(w, piece or outputs):
+        columns = out[..., first : first + values.data.shape[-2]]
+        _launch(x, values, columns, tile, splits, sums=sums)
+
+
+def _launch(
+    x: Operand,
+    w: Operand,
+    out: Tensor,
+    tile: Tile,
+    splits: int,
+    *,
+    sums: int = 1,
+    scaled: bool = False,
+) -> None:
+    """One product, to the whole of a result or to some columns of it.
+
+    A program adds up `sums` parts of the split, all or one.
+    """
+    num_groups = w.data.shape[0] if w.data.dim() == 3 else 1
+    num_rows, outputs, inner = out.shape[0], out.shape[-1], w.inner
+    parts = splits // sums
     target = out
-    if splits > 1:
-        target = torch.empty((splits, *shape), dtype=torch.float32, device=out.device)
+    if parts > 1:
+        target = torch.empty((parts, *out.shape), dtype=torch.float32, device=out.device)
+    steps = triton.cdiv(triton.cdiv(inner, _SPLIT_INNER), splits)
     grid = (
         triton.cdiv(num_rows, tile.rows),
         triton.cdiv(outputs, tile.outputs),
-        num_groups * splits,
+        num_groups * parts,
     )
     _gemm[grid](
         x.data, x.scales, w.data, w.scales, target, num_rows, outputs, num_groups,
-        steps * _SPLIT_INNER, K=inner, W=w.format, X=x.format,
-        DTYPE=tl.float32 if tile is _FP32_TILE else tl.bfloat16, SCALED=scaled, SPLITS=splits,
-        BM=tile.rows, BN=tile.outputs, BK=tile.inner, num_warps=tile.num_warps,
+        steps * _SPLIT_INNER, target.stride(-2), K=inner, W=w.format, X=x.format,
+        DTYPE=tl.float32 if tile is _FP32_TILE else tl.bfloat16, SCALED=scaled, SPLITS=parts,
+        SUMS=sums, BM=tile.rows, BN=tile.outputs, BK=tile.inner, num_warps=tile.num_warps,
         num_stages=tile.num_stages,
     )  # fmt: skip
-    if splits > 1:
+    if parts > 1:
         _add_splits[(triton.cdiv(out.numel(), 1024),)](
-            target, out, out.numel(), SPLITS=splits, BLOCK=1024
+            target, out, out.numel(), SPLITS=parts, BLOCK=1024
         )
-    return out
 
 
 def expert_gemm(
@@ -358,7 +452,7 @@ def gemm_truth(x: Operand, w: Operand, dtype: torch.dtype) -> Tensor:
 _SIGNATURE = {
     "x_ptr": "*u8", "x_scales_ptr": "*u8", "w_ptr": "*u8", "w_scales_ptr": "*u8",
     "out_ptr": "*bf16", "M": "i32", "N": "i32", "num_groups": "i32",
-    "k_per_split": "i32",
+    "k_per_split": "i32", "out_width": "i32",
 }  # fmt: skip
 _BLOCK_SCALED = {90: ("wgmma",), 100: ("kind::mxf8f6f4.block_scale",)}
 _TENSOR_CORES = {90: ("wgmma",), 100: ("tcgen05.mma",)}
@@ -371,6 +465,18 @@ def _constants(
         "K": 5120, "W": w, "X": x, "DTYPE": tl.float32 if fp32 else tl.bfloat16, "SCALED": scaled,
         "BM": tile.rows, "BN": tile.outputs, "BK": tile.inner,
     }  # fmt: skip
+
+
+def many_rows_case(tile: Tile, *, sums: int = 1) -> CompileCase:
+    """The product of many rows with a dequantised matrix."""
+    signature = {**_ROUNDED, "w_ptr": "*bf16"}
+    return _case("_gemm", signature, "plain", tile, SPLITS=1, SUMS=sums)
+
+
+def dequantize_case(groups: int, num_warps: int, w: str = "mxfp8") -> CompileCase:
+    """The dequantiser."""
+    signature = {"w_ptr": "*u8", "w_scales_ptr": "*u8", "out_ptr": "*bf16", "num_groups": "i32"}
+    return CompileCase("_dequantize", signature, {"W": w, "GROUPS": groups}, num_warps=num_warps)
 
 
 def _case(
@@ -388,13 +494,14 @@ _EXPERT_SIGNATURE = {
 }  # fmt: skip
 _ROUNDED = {**_SIGNATURE, "x_ptr": "*bf16"}
 COMPILE_CASES = (
-    *(_case("_gemm", _ROUNDED, "mxfp8", tile, SPLITS=4) for tile in _BF16_TILES),
-    _case("_gemm", _ROUNDED, "mxfp8", _BF16_TILES[0], SPLITS=1, BN=_WIDE_OUTPUTS),
-    _case("_gemm", {**_ROUNDED, "w_ptr": "*bf16"}, "plain", _BF16_TILES[0], SPLITS=1),
-    _case("_gemm", {**_ROUNDED, "w_ptr": "*bf16"}, "plain", _BF16_TILES[-1], SPLITS=1),
+    *(_case("_gemm", _ROUNDED, "mxfp8", tile, SPLITS=4, SUMS=1) for tile in _BF16_TILES),
+    _case("_gemm", _ROUNDED, "mxfp8", _BF16_TILES[0], SPLITS=1, SUMS=1, BN=_WIDE_OUTPUTS),
+    _case("_gemm", {**_ROUNDED, "w_ptr": "*bf16"}, "plain", _BF16_TILES[0], SPLITS=1, SUMS=1),
+    many_rows_case(MANY_ROWS.tile),
+    many_rows_case(MANY_ROWS.summing_tile, sums=5),
     CompileCase(
         "_gemm", {**_SIGNATURE, "x_ptr": "*fp32", "w_ptr": "*fp32", "out_ptr": "*fp32"},
-        {**_constants("plain", "plain", _FP32_TILE, fp32=True), "SPLITS": 1},
+        {**_constants("plain", "plain", _FP32_TILE, fp32=True), "SPLITS": 1, "SUMS": 1},
     ),
     *(
         _case("_expert_gemm", {**_EXPERT_SIGNATURE, "x_ptr": "*bf16"}, "mxfp4", tile, GATHER=True)
@@ -402,7 +509,8 @@ COMPILE_CASES = (
     ),
     *(
         CompileCase(
-            "_gemm", _SIGNATURE, {**_constants(w, "mxfp8", _SCALED_TILE, scaled=True), "SPLITS": 1},
+            "_gemm", _SIGNATURE,
+            {**_constants(w, "mxfp8", _SCALED_TILE, scaled=True), "SPLITS": 1, "SUMS": 1},
             required=_BLOCK_SCALED,
             max_spill_bytes=16,  # on SM90, where this form is for checking only
         )
@@ -416,13 +524,7 @@ COMPILE_CASES = (
         },
         required=_BLOCK_SCALED,
     ),
-    CompileCase(
-        "_dequantize",
-        {"w_ptr": "*u8", "w_scales_ptr": "*u8", "out_ptr": "*bf16", "N": "i32"},
-        {
-            "K": 5120, "W": "mxfp8", "BN": _DEQUANTISED_BLOCK[0], "BK": _DEQUANTISED_BLOCK[1],
-        },
-    ),
+    *(dequantize_case(MANY_ROWS.groups, MANY_ROWS.num_warps, w) for w in ("mxfp8", "mxfp4")),
     CompileCase(
         "_add_splits", {"partial_ptr": "*fp32", "out_ptr": "*bf16", "count": "i32"},
         {"SPLITS": 4, "BLOCK": 1024},
