@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
-import operator
+import itertools
 from dataclasses import dataclass
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from deepinfer.device.errors import ContractError
 from deepinfer.device.ops.state import NEWCOMER
 from deepinfer.device.runtime import StepKind
 from deepinfer.engine.host_tensor import int64_tensor
 from deepinfer.engine.remap import Remap, ResultRing
+from deepinfer.engine.slot_table import SlotTable
 from deepinfer.engine.step_state import SchedulerOutputs, SequenceMetadata
 from deepinfer.model.config import V41Config
 from deepinfer.model.replay import batch_replay
-from deepinfer.model.step_batch import StepBatch
+from deepinfer.model.step_batch import BatchReplay, StepBatch
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,82 +55,108 @@ class BuiltStep:
     num_prompt_top: int
 
 
-def build_step(
-    scheduled: SchedulerOutputs, remap: Remap, ring: ResultRing, config: V41Config
-) -> BuiltStep:
-    """Tensors for the forward of a non-empty step.
+class BatchBuilder:
+    """Builds the steps of one rank, in the order in which they are launched."""
 
-    Args:
-        scheduled: what runs.
-        remap: from the steps in flight to it.
-        ring: where results stand on the device.
-        config: the model.
-    """
-    sequences, decodes = scheduled.sequences, scheduled.kind is StepKind.DECODE
-    num_history = config.history_len
-    input_ids: list[int] = []
-    history: list[int] = []
-    logits_rows: list[int] = []
-    scored: list[_ScoredRow] = []
-    for metadata, source in zip(sequences, remap.rows, strict=True):
-        first_row, start = len(input_ids), metadata.context_len
-        # Of a decode step the host gives the first tokens only; the device lays out the rows.
-        num_tokens = 1 if decodes else metadata.query_len
-        if source != NEWCOMER:
-            # The device knows better; any valid id does.
-            input_ids += [0] * num_tokens
-            history += [-1] * num_history
-        else:
+    def __init__(self, config: V41Config, ring: ResultRing) -> None:
+        """A builder for a model.
+
+        Args:
+            config: the model.
+            ring: where results stand on the device; a row for each slot.
+        """
+        self._num_history, self._ring = config.history_len, ring
+        self._table = SlotTable(ring.rows_per_step, config.num_hidden_layers)
+
+    def build(self, scheduled: SchedulerOutputs, remap: Remap) -> BuiltStep:
+        """Tensors for the forward of a non-empty step.
+
+        Args:
+            scheduled: what runs.
+            remap: from the steps in flight to it.
+        Raises:
+            ContractError: the remap takes a token from the host that only the device knows.
+        """
+        sequences, decodes = scheduled.sequences, scheduled.kind is StepKind.DECODE
+        num_seqs, num_rows = len(sequences), scheduled.num_rows
+        query_lens = int64_tensor([metadata.query_len for metadata in sequences])
+        context_lens = int64_tensor([metadata.context_len for metadata in sequences])
+        sources = int64_tensor(remap.rows)
+        slots = self._table.rows(sequences)
+        # The device knows better than what stands here for those with results in flight, and lays
+        # out the rows of a decode step: the host gives its first tokens only.
+        input_ids = torch.zeros(num_rows, dtype=torch.int64)
+        history = torch.full((num_seqs, self._num_history), -1, dtype=torch.int64)
+        first_rows = range(num_seqs) if decodes else _starts(query_lens)
+        for index in np.flatnonzero(sources.numpy() == NEWCOMER).tolist():
+            metadata = sequences[index]
+            start, row = metadata.context_len, first_rows[index]
+            count = 1 if decodes else metadata.query_len
             token_ids = metadata.sequence.token_ids
-            before = token_ids[max(0, start - num_history) : start]
-            input_ids += token_ids[start : start + num_tokens]
-            history += [-1] * (num_history - len(before)) + before
-        if not decodes and metadata.samples:
-            logits_rows.append(first_row + num_tokens - 1)
-        if metadata.scores_prompt:
-            scored += _scored_rows(metadata, first_row)
-    num_samples = len(sequences) if decodes else len(logits_rows)
-    if decodes:
-        input_ids += [0] * (scheduled.num_rows - len(sequences))
-        logits_rows = list(range(scheduled.num_rows))
-    query_lens = [metadata.query_len for metadata in sequences]
-    context_lens = [metadata.context_len for metadata in sequences]
-    rows = [metadata.sequence.rows for metadata in sequences]
-    # The last token of a sequence is never fed, so its position is never computed.
-    limits = [metadata.sequence.max_len - 1 for metadata in sequences]
-    first_result = ring.first_row(scheduled.step)
-    batch = StepBatch(
-        kind=scheduled.kind,
-        input_ids=int64_tensor(input_ids),
-        query_lens=int64_tensor(query_lens),
-        context_lens=int64_tensor(context_lens),
-        seq_slots=int64_tensor(metadata.slot for metadata in sequences),
-        block_table=_block_table(sequences),
-        history=int64_tensor(history).view(len(sequences), num_history),
-        logits_rows=int64_tensor(logits_rows + [entry.row for entry in scored]),
-        max_query_len=max(query_lens),
+            if start + count > len(token_ids):
+                raise ContractError(
+                    f"step {scheduled.step} takes {count} tokens from {start} on of request "
+                    f"{metadata.sequence.request.request_id} from the host, which knows "
+                    f"{len(token_ids)}; the remap should name a result in flight"
+                )
+            input_ids[row : row + count] = int64_tensor(token_ids[start : start + count])
+            before = token_ids[max(0, start - self._num_history) : start]
+            if before:
+                history[index, self._num_history - len(before) :] = int64_tensor(before)
+        scored: list[_ScoredRow] = []
+        if decodes:
+            logits_rows, result_seqs = torch.arange(num_rows), torch.arange(num_seqs)
+        else:
+            for metadata, row in zip(sequences, first_rows, strict=True):
+                if metadata.scores_prompt:
+                    scored += _scored_rows(metadata, row)
+            deciding = [index for index, metadata in enumerate(sequences) if metadata.samples]
+            last_rows = [first_rows[index] + sequences[index].query_len - 1 for index in deciding]
+            logits_rows = int64_tensor(last_rows + [entry.row for entry in scored])
+            result_seqs = int64_tensor(deciding)
+        num_samples = len(result_seqs)
+        first_result = self._ring.first_row(scheduled.step)
         # The bounds of a sequence may lie beyond its limit, its rows and blocks never do.
-        max_key_len=max(map(min, map(operator.add, context_lens, query_lens), limits)),
-        replay=None if decodes else batch_replay(rows, context_lens, query_lens),
-    )
-    return BuiltStep(
-        batch=batch,
-        num_samples=num_samples,
-        remap=int64_tensor(remap.rows),
-        limits=int64_tensor(limits),
-        result_rows=torch.arange(first_result, first_result + num_samples),
-        result_seqs=torch.arange(num_samples)
-        if decodes
-        else int64_tensor(index for index, metadata in enumerate(sequences) if metadata.samples),
-        draft_budget=int64_tensor(
-            [] if scheduled.draft_budget is None else [scheduled.draft_budget]
-        ),
-        draft_floors=int64_tensor(
-            metadata.sequence.draft_floor(config.num_hidden_layers) for metadata in sequences
-        ),
-        drafts=any(_can_use_drafts(metadata) for metadata in sequences),
-        prompt_targets=[entry.target for entry in scored],
-        num_prompt_top=max((entry.num_top for entry in scored), default=0),
+        stops = np.minimum(context_lens.numpy() + query_lens.numpy(), slots.limits.numpy())
+        batch = StepBatch(
+            kind=scheduled.kind,
+            input_ids=input_ids,
+            query_lens=query_lens,
+            context_lens=context_lens,
+            seq_slots=slots.seq_slots,
+            block_table=slots.block_table,
+            history=history,
+            logits_rows=logits_rows,
+            max_query_len=int(query_lens.numpy().max()),
+            max_key_len=int(stops.max()),
+            replay=None if decodes else _replay(sequences),
+        )
+        budget = scheduled.draft_budget
+        return BuiltStep(
+            batch=batch,
+            num_samples=num_samples,
+            remap=sources,
+            limits=slots.limits,
+            result_rows=torch.arange(first_result, first_result + num_samples),
+            result_seqs=result_seqs,
+            draft_budget=int64_tensor([] if budget is None else [budget]),
+            draft_floors=slots.draft_floors,
+            drafts=any(_can_use_drafts(metadata) for metadata in sequences),
+            prompt_targets=[entry.target for entry in scored],
+            num_prompt_top=max((entry.num_top for entry in scored), default=0),
+        )
+
+
+def _starts(query_lens: Tensor) -> list[int]:
+    """First row of each sequence of a prefill step."""
+    return [0, *itertools.accumulate(query_lens.tolist()[:-1])]
+
+
+def _replay(sequences: tuple[SequenceMetadata, ...]) -> BatchReplay | None:
+    return batch_replay(
+        [metadata.sequence.rows for metadata in sequences],
+        [metadata.context_len for metadata in sequences],
+        [metadata.query_len for metadata in sequences],
     )
 
 
@@ -157,14 +186,3 @@ def _scored_rows(metadata: SequenceMetadata, first_row: int) -> list[_ScoredRow]
         _ScoredRow(first_row + position - start, prompt[position + 1], num_top)
         for position in range(start, stop)
     ]
-
-
-def _block_table(sequences: tuple[SequenceMetadata, ...]) -> Tensor:
-    """[R, most blocks of a sequence]; flat lists, because a nested one converts slowly."""
-    blocks = [metadata.sequence.blocks for metadata in sequences]
-    width = max(map(len, blocks))
-    flat: list[int] = []
-    for held in blocks:
-        flat += held
-        flat += [-1] * (width - len(held))
-    return int64_tensor(flat).view(len(blocks), width)

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from deepinfer.device.runtime import StepKind
 from deepinfer.engine.outputs import FinishReason, TokenLogprob
 from deepinfer.engine.sampling_params import SamplingParams
-from deepinfer.engine.sequence import Sequence
+from deepinfer.engine.sequence import Request, Sequence
 from deepinfer.engine.step_state import (
     HostLogprobs,
     SamplerOutput,
+    SchedulerOutputs,
     SequenceMetadata,
     WorkerStepState,
 )
@@ -36,12 +37,19 @@ class StopRules:
         return is_end or token_id in params.stop_token_ids
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Committed:
-    """What a commit did: the sequences that ended, reason set, and how many tokens came."""
+    """What a commit did.
 
-    ended: list[Sequence]
-    num_tokens: int
+    Attributes:
+        ended: sequences that ended, reason set.
+        changed: requests that want to hear of every token and have news now.
+        num_tokens: how many tokens came.
+    """
+
+    ended: list[Sequence] = field(default_factory=list)
+    changed: list[Request] = field(default_factory=list)
+    num_tokens: int = 0
 
 
 class _HostResults:
@@ -58,10 +66,6 @@ class _HostResults:
             output.draft_ids.tolist() if output.draft_ids.shape[1] else None
         )
         self.logprobs = output.logprobs
-
-    def num_kept(self, kind: StepKind, metadata: SequenceMetadata, row: int) -> int:
-        """Positions whose KV stays: a whole chunk, or a token and its accepted drafts."""
-        return 1 + self.num_accepted[row] if kind is StepKind.DECODE else metadata.query_len
 
 
 def commit(
@@ -82,40 +86,66 @@ def commit(
 
     Source: ZO-8.
     """
-    ended: list[Sequence] = []
-    row = prompt_row = num_tokens = 0
-    kind, step = state.scheduled.kind, state.scheduled.step
+    committed = Committed()
     results = _HostResults(output)
-    for metadata in state.scheduled.sequences:
+    if state.scheduled.kind is StepKind.DECODE:
+        _commit_decode(state.scheduled, results, rules, publish, committed)
+    else:
+        _commit_prefill(state.scheduled, results, output, rules, publish, committed)
+    return committed
+
+
+def _commit_decode(
+    scheduled: SchedulerOutputs,
+    results: _HostResults,
+    rules: StopRules,
+    publish: Callable[[Sequence], None],
+    committed: Committed,
+) -> None:
+    num_accepted = results.num_accepted
+    for row, metadata in enumerate(scheduled.sequences):
+        sequence = metadata.sequence
+        if not metadata.is_current or sequence.finish_reason is not None:
+            continue
+        sequence.total_inflight_tokens -= metadata.query_len
+        sequence.num_inflight_samples -= 1
+        sequence.num_cached_tokens += 1 + num_accepted[row]  # the token fed and accepted drafts
+        _commit_tokens(sequence, scheduled.step, results, row, rules, committed)
+        publish(sequence)  # after its tokens: accepted drafts are text of its blocks
+
+
+def _commit_prefill(
+    scheduled: SchedulerOutputs,
+    results: _HostResults,
+    output: SamplerOutput,
+    rules: StopRules,
+    publish: Callable[[Sequence], None],
+    committed: Committed,
+) -> None:
+    row = prompt_row = 0
+    for metadata in scheduled.sequences:
         sequence = metadata.sequence
         num_scored = _num_scored(metadata) if metadata.scores_prompt else 0
-        current = metadata.is_current and sequence.finish_reason is None
         failed: tuple[Sequence, ...] = ()
-        if current:
+        if metadata.is_current and sequence.finish_reason is None:
             sequence.total_inflight_tokens -= metadata.query_len
             sequence.num_inflight_samples -= metadata.samples
-            sequence.num_cached_tokens += results.num_kept(kind, metadata, row)
+            sequence.num_cached_tokens += metadata.query_len
             if num_scored and output.prompt_logprobs is not None:
                 failed = _commit_prompt(
-                    metadata, step, output.prompt_logprobs, prompt_row, num_scored
+                    metadata, scheduled.step, output.prompt_logprobs, prompt_row, num_scored
                 )
+            for spoilt in failed:
+                committed.ended.append(spoilt)
+                publish(spoilt)
+            if not failed:
+                if metadata.known_token >= 0:
+                    _commit_known(sequence, scheduled.step, results, row, committed)
+                elif metadata.samples:
+                    _commit_tokens(sequence, scheduled.step, results, row, rules, committed)
+                publish(sequence)
         prompt_row += num_scored
-        for spoilt in failed:
-            ended.append(spoilt)
-            publish(spoilt)
-        if current and metadata.samples and not failed:
-            num_before = len(sequence.token_ids)
-            if metadata.known_token >= 0:
-                _commit_known(sequence, step, results, row)
-            else:
-                _commit_tokens(sequence, step, results, row, rules)
-            num_tokens += len(sequence.token_ids) - num_before
-            if sequence.finish_reason is not None:
-                ended.append(sequence)
-        if current and not failed:
-            publish(sequence)  # after its tokens: accepted drafts are text of its blocks
         row += metadata.samples
-    return Committed(ended, num_tokens)
 
 
 def _num_scored(metadata: SequenceMetadata) -> int:
@@ -151,38 +181,48 @@ def _commit_prompt(
     return ()
 
 
-def _commit_known(sequence: Sequence, step: int, results: _HostResults, row: int) -> None:
+def _commit_known(
+    sequence: Sequence, step: int, results: _HostResults, row: int, committed: Committed
+) -> None:
     """Take the drafts after a token that was committed before a preemption."""
     if results.draft_ids is not None:
         sequence.draft_ids = results.draft_ids[row]
     if results.finite is not None and not results.finite[row][0]:
         _fail(sequence, step, f"output token {sequence.num_output_tokens - 1}")
+        committed.ended.append(sequence)
 
 
 def _commit_tokens(
-    sequence: Sequence, step: int, results: _HostResults, row: int, rules: StopRules
+    sequence: Sequence,
+    step: int,
+    results: _HostResults,
+    row: int,
+    rules: StopRules,
+    committed: Committed,
 ) -> None:
     """Take the accepted drafts and the token after them; what follows an end is dropped."""
     request = sequence.request
-    request.changed = True
+    if not (request.changed or request.final_only):
+        request.changed = True
+        committed.changed.append(request)
     if results.draft_ids is not None:
         sequence.draft_ids = results.draft_ids[row]
-    token_ids = results.token_ids[row]
-    first_entry = row * len(token_ids)
+    token_ids, logprobs = results.token_ids[row], sequence.logprobs
     for offset in range(1 + results.num_accepted[row]):
         if results.finite is not None and not results.finite[row][offset]:
             _fail(sequence, step, f"output token {sequence.num_output_tokens}")
+            committed.ended.append(sequence)
             return
         token_id = token_ids[offset]
         sequence.token_ids.append(token_id)
+        committed.num_tokens += 1
         if sequence.constraint is not None:
             sequence.constraint.advance(token_id)
-        if sequence.logprobs is not None and results.logprobs is not None:
-            num_top = request.params.logprobs or 0
-            entry = _entry(results.logprobs, first_entry + offset, token_id, num_top)
-            sequence.logprobs.append(entry)
-        _check_end(sequence, token_id, rules)
-        if sequence.finish_reason is not None:
+        if logprobs is not None and results.logprobs is not None:
+            num_top, entry = request.params.logprobs or 0, row * len(token_ids) + offset
+            logprobs.append(_entry(results.logprobs, entry, token_id, num_top))
+        if _ends(sequence, token_id, rules):
+            committed.ended.append(sequence)
             return
 
 
@@ -194,10 +234,11 @@ def _fail(sequence: Sequence, step: int, place: str) -> None:
     )
 
 
-def _check_end(sequence: Sequence, token_id: int, rules: StopRules) -> None:
-    params = sequence.request.params
+def _ends(sequence: Sequence, token_id: int, rules: StopRules) -> bool:
+    """Whether the newest token ends its answer; the reason is set then."""
+    params, text = sequence.request.params, sequence.text
     armed = not params.min_tokens or sequence.num_output_tokens >= params.min_tokens
-    matched = sequence.text.push(token_id, armed=armed)
+    matched = text.push(token_id, armed=armed) if text.awaits_stop else None
     if matched is not None:
         sequence.finish_reason, sequence.stop_reason = FinishReason.STOP, matched
     elif armed and rules.ends_answer(token_id, params):
@@ -206,6 +247,9 @@ def _check_end(sequence: Sequence, token_id: int, rules: StopRules) -> None:
             sequence.stop_reason = token_id
     elif len(sequence.token_ids) >= sequence.max_len:
         sequence.finish_reason = FinishReason.LENGTH
+    else:
+        return False
+    return True
 
 
 def _entry(logprobs: HostLogprobs, row: int, token_id: int, num_top: int) -> TokenLogprob:

@@ -112,6 +112,7 @@ class LLMEngine:
             model_config,
             StopRules(eos, never),
             PipelineEvents(
+                on_change=self._add_news,
                 on_end=self._end_by_tokens,
                 on_starved=self._starve,
                 on_no_memory=self._refuse_without_memory,
@@ -121,6 +122,8 @@ class LLMEngine:
             budgets=self._budgets,
         )
         self._requests: dict[str, Request] = {}
+        self._timed: list[Request] = []  # of those, with a deadline
+        self._news: list[Request] = []  # changed since the last step's outputs
         self._intake = RequestIntake(
             tokenizer,
             self._replay,
@@ -266,6 +269,8 @@ class LLMEngine:
             final_only=final_only,
         )
         self._requests[request_id] = request
+        if request.deadline_s is not None:
+            self._timed.append(request)
         for sequence in request.sequences:
             self._scheduler.add(sequence)
 
@@ -312,6 +317,9 @@ class LLMEngine:
         """Finish the steps in flight; what they change is handed out by the next `step`."""
         self._pipeline.flush()
 
+    def _add_news(self, changed: list[Request]) -> None:
+        self._news += changed
+
     def _end_by_tokens(self, sequence: Sequence) -> None:
         self._num_non_finite += sequence.finish_reason is FinishReason.ERROR
         self._end(sequence)
@@ -323,7 +331,9 @@ class LLMEngine:
                 f"{request.request_id}[{sequence.index}] ended: {sequence.finish_reason}"
             )
         sequence.text.finish()
-        request.changed = True
+        if not request.changed:
+            request.changed = True
+            self._news.append(request)
         self._scheduler.finish(sequence)
 
     def _end_open(self, request: Request, reason: FinishReason) -> None:
@@ -333,8 +343,11 @@ class LLMEngine:
                 self._end(sequence)
 
     def _end_overdue(self) -> None:
+        if not self._timed:
+            return  # nearly always
+        self._timed = [request for request in self._timed if not request.finished]
         now = time.monotonic()
-        for request in self._requests.values():
+        for request in self._timed:
             if request.deadline_s is not None and now >= request.deadline_s:
                 self._end_open(request, FinishReason.TIMEOUT)
 
@@ -358,14 +371,16 @@ class LLMEngine:
         self._end(sequence)
 
     def _take_changed(self) -> list[RequestOutput]:
+        changed, self._news = self._news, []
+        changed.sort(key=lambda request: request.arrival)
         outputs = []
-        for request in list(self._requests.values()):
-            if not request.changed or (request.final_only and not request.finished):
-                continue
+        for request in changed:
             request.changed = False
-            outputs.append(result_of(request, self._marks))
             if request.finished:
                 del self._requests[request.request_id]
+            elif request.final_only:
+                continue  # one of its answers has ended
+            outputs.append(result_of(request, self._marks))
         return outputs
 
 

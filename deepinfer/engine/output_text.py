@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from deepinfer.engine.sampling_params import SamplingParams
 from deepinfer.text.detokenizer import StreamDetokenizer
 from deepinfer.text.stop import StopMatcher
@@ -11,8 +13,11 @@ from deepinfer.text.tokenizer import TextTokenizer
 class OutputText:
     """Cumulative text of committed tokens; empty when the request wants no text.
 
-    Only stop strings need the text of every token at once. Without them tokens are kept and
-    turned into text together, when somebody reads it.
+    Only stop strings need the text of every token at once. Without them tokens are turned into
+    text together, when somebody reads it.
+
+    Attributes:
+        awaits_stop: whether every token has to be pushed, because a stop string may end with it.
     """
 
     def __init__(self, tokenizer: TextTokenizer, params: SamplingParams) -> None:
@@ -26,19 +31,23 @@ class OutputText:
             self._matcher = StopMatcher(
                 params.stop_strings, include_in_output=params.include_stop_str_in_output
             )
-        self._unread: list[int] = []
+        self.awaits_stop = self._matcher is not None
+        self._num_read = 0
         self._text = ""
 
-    @property
-    def text(self) -> str:
-        """The text so far, without what may still turn out to be a stop string."""
-        if self._unread and self._detokenizer is not None:
-            self._text += self._detokenizer.push_all(self._unread)
-            self._unread.clear()
+    def read(self, token_ids: Sequence[int]) -> str:
+        """The text so far, without what may still turn out to be a stop string.
+
+        Args:
+            token_ids: all tokens of the answer.
+        """
+        if self._detokenizer is not None and not self.awaits_stop:
+            self._text += self._detokenizer.push_all(token_ids[self._num_read :])
+            self._num_read = len(token_ids)
         return self._text
 
     def push(self, token_id: int, *, armed: bool) -> str | None:
-        """Add one committed token.
+        """Add one committed token of an answer that awaits a stop string.
 
         Args:
             token_id: the token.
@@ -47,11 +56,8 @@ class OutputText:
         Returns:
             The stop string that ends the answer, or None.
         """
-        if self._detokenizer is None:
-            return None
-        if self._matcher is None:
-            self._unread.append(token_id)
-            return None
+        assert self._matcher is not None  # it awaits a stop string
+        assert self._detokenizer is not None  # without text there are no stop strings
         step = self._matcher.push(self._detokenizer.push(token_id), armed=armed)
         self._text += step.emit
         return step.matched

@@ -37,7 +37,7 @@ from dataclasses import dataclass, replace
 
 from deepinfer.device.errors import DeviceMemoryError
 from deepinfer.device.runtime import StepKind
-from deepinfer.engine.batch_builder import build_step
+from deepinfer.engine.batch_builder import BatchBuilder
 from deepinfer.engine.commit import StopRules, commit
 from deepinfer.engine.draft_budgets import DraftBudgets
 from deepinfer.engine.outputs import FinishReason
@@ -45,7 +45,7 @@ from deepinfer.engine.remap import Remap, ResultRing
 from deepinfer.engine.sampling_batch import SamplingBatch
 from deepinfer.engine.sampling_builder import SamplingBuilder
 from deepinfer.engine.scheduler import Scheduler
-from deepinfer.engine.sequence import Sequence, SequenceStatus
+from deepinfer.engine.sequence import Request, Sequence, SequenceStatus
 from deepinfer.engine.step_runner import StepRunner
 from deepinfer.engine.step_state import SchedulerOutputs, WorkerStepState
 from deepinfer.engine.timeline import Phase, Timeline
@@ -57,11 +57,13 @@ class PipelineEvents:
     """Calls back into the engine, in the order in which things happen.
 
     Attributes:
+        on_change: requests that want to hear of every token have news.
         on_end: a sequence has ended by its own tokens; its finish reason is set.
         on_starved: a sequence needs more KV than there is.
         on_no_memory: the device has no memory for a row of a sequence; with its reason.
     """
 
+    on_change: Callable[[list[Request]], None]
     on_end: Callable[[Sequence], None]
     on_starved: Callable[[Sequence], None]
     on_no_memory: Callable[[Sequence, str], None]
@@ -97,10 +99,11 @@ class StepPipeline:
         """
         self._budgets = budgets
         self._runner, self._scheduler = runner, scheduler
-        self._model_config, self._rules, self._events = model_config, rules, events
+        self._rules, self._events = rules, events
         self._timeline, self._depth = timeline, async_depth
         self._sampling = SamplingBuilder(model_config.vocab_size, rules)
         self._ring = ResultRing(async_depth + 1, scheduler.slots.num_slots)
+        self._builder = BatchBuilder(model_config, self._ring)
         self._inflight: deque[WorkerStepState] = deque()
         self.num_steps = self.num_generated_tokens = 0
 
@@ -165,14 +168,10 @@ class StepPipeline:
                 scheduled = replace(scheduled, draft_budget=self._budgets.choose(scheduled))
         step, inflight = scheduled.step, (state.scheduled for state in self._inflight)
         with self._timeline.phase(Phase.BUILD, step):
-            for metadata in scheduled.sequences:
-                if metadata.context_len == metadata.sequence.rows.first:
-                    self._start_on_device(metadata.sequence, metadata.slot)
-                for load in metadata.sequence.loads:
-                    self._runner.copies.wait_before_next_step(load)
-                metadata.sequence.loads.clear()
+            if scheduled.kind is StepKind.PREFILL:
+                self._start_newcomers(scheduled)
             remap = Remap.between(inflight, scheduled, self._ring)
-            built = build_step(scheduled, remap, self._ring, self._model_config)
+            built = self._builder.build(scheduled, remap)
         with self._timeline.phase(Phase.LAUNCH, step):
             state = self._runner.launch(
                 scheduled,
@@ -181,6 +180,14 @@ class StepPipeline:
                 timed=self._timeline.is_recording,
             )
         self._inflight.append(state)
+
+    def _start_newcomers(self, scheduled: SchedulerOutputs) -> None:
+        for metadata in scheduled.sequences:
+            if metadata.context_len == metadata.sequence.rows.first:
+                self._start_on_device(metadata.sequence, metadata.slot)
+            for load in metadata.sequence.loads:
+                self._runner.copies.wait_before_next_step(load)
+            metadata.sequence.loads.clear()
 
     def _start_on_device(self, sequence: Sequence, slot: int) -> None:
         if sequence.request.params.has_penalties:
@@ -223,6 +230,7 @@ class StepPipeline:
             for metadata, saved in windows:
                 if metadata.sequence.finish_reason is not FinishReason.ERROR:
                     self._scheduler.keep_window(metadata.sequence, metadata.stop, saved)
+            self._events.on_change(committed.changed)
             for sequence in committed.ended:
                 self._events.on_end(sequence)
 

@@ -236,7 +236,7 @@ class PrefixReuse:
             elif is_exact:
                 self._finish_load(twin)
                 pool.hold([twin])
-                sequence.blocks[number] = twin
+                sequence.replace_block(number, twin)
                 let_go(sequence, own)
         sequence.num_published_blocks = stop
         if self.tier is not None and is_exact:

@@ -20,7 +20,7 @@ def result_of(request: Request, marks: tuple[str, ...]) -> RequestOutput:
         CompletionOutput(
             index=sequence.index,
             token_ids=sequence.output_token_ids,
-            text=sequence.text.text,
+            text=sequence.text.read(sequence.output_token_ids),
             logprobs=None if sequence.logprobs is None else list(sequence.logprobs),
             finish_reason=sequence.finish_reason,
             stop_reason=sequence.stop_reason,

@@ -7,6 +7,7 @@ from collections.abc import Sequence as Rows
 import torch
 from torch import Tensor
 
+from deepinfer.device.runtime import StepKind
 from deepinfer.engine.commit import StopRules
 from deepinfer.engine.sampling_batch import SampledRequest, SamplingBatch, build_sampling_batch
 from deepinfer.engine.sequence import Sequence
@@ -30,7 +31,8 @@ class SamplingBuilder:
                 that are always removed.
         """
         self._vocab_size, self._rules = vocab_size, rules
-        self._rows: list[tuple[Sequence, int]] = []
+        self._sequences: list[Sequence] = []
+        self._slots: list[int] = []
         self._batch: SamplingBatch | None = None
 
     def build(self, scheduled: SchedulerOutputs) -> SamplingBatch:
@@ -39,9 +41,12 @@ class SamplingBuilder:
         A constrained sequence has to be at its newest token: no step in flight may yield another.
         """
         sampling = [metadata for metadata in scheduled.sequences if metadata.samples]
-        rows = [(metadata.sequence, metadata.slot) for metadata in sampling]
-        has_masks = _has_masks(sampling)
-        if self._batch is not None and rows == self._rows and not has_masks:
+        sequences = [metadata.sequence for metadata in sampling]
+        slots = [metadata.slot for metadata in sampling]
+        # Only the end of a prefill has a known token, and a constraint is there from the start.
+        is_known = scheduled.kind is StepKind.PREFILL and _has_masks(sampling)
+        same = sequences == self._sequences and slots == self._slots
+        if self._batch is not None and same and not is_known:
             return self._batch
         batch = build_sampling_batch(
             [self._request(metadata) for metadata in sampling],
@@ -49,7 +54,8 @@ class SamplingBuilder:
             eos_token_ids=sorted(self._rules.eos_token_ids),
             never_token_ids=self._rules.never_token_ids,
         )
-        self._rows, self._batch = rows, None if has_masks else batch
+        self._sequences, self._slots = sequences, slots
+        self._batch = None if _has_masks(sampling) else batch
         return batch
 
     def _request(self, metadata: SequenceMetadata) -> SampledRequest:

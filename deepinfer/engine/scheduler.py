@@ -93,6 +93,7 @@ class Scheduler:
         self.slots = SlotPool(max_num_seqs)
         self.waiting: list[Sequence] = []
         self.running: list[Sequence] = []
+        self._prefilling: list[Sequence] = []  # of those running
         self.num_preemptions = 0
         self._num_steps = 0
         self._num_promised = 0
@@ -148,9 +149,10 @@ class Scheduler:
         if chosen:
             self._num_steps += 1
         for metadata in chosen:
-            metadata.sequence.last_step = step
-            metadata.sequence.total_inflight_tokens += metadata.query_len
-            metadata.sequence.num_inflight_samples += metadata.samples
+            sequence = metadata.sequence
+            sequence.last_step = step
+            sequence.total_inflight_tokens += metadata.query_len
+            sequence.num_inflight_samples += metadata.samples
         return SchedulerOutputs(step, kind, tuple(chosen))
 
     @property
@@ -170,12 +172,14 @@ class Scheduler:
             self._let_go_of_saved()
 
     def _schedule_prefill(self, *, awaits_loads: bool = False) -> list[SequenceMetadata]:
+        # What was launched since it was admitted may be all of it.
+        self._prefilling = [sequence for sequence in self._prefilling if sequence.needs_prefill]
         chosen: list[SequenceMetadata] = []
         budget = self._max_num_tokens
-        for sequence in self.running:
+        for sequence in self._prefilling:
             if budget == 0:
                 break
-            if sequence.needs_prefill and (awaits_loads or not sequence.is_loading):
+            if awaits_loads or not sequence.is_loading:
                 chosen.append(self._chunk(sequence, budget))
                 budget -= chosen[-1].query_len
         num_owed = self._num_owed() if self.waiting else 0
@@ -226,7 +230,8 @@ class Scheduler:
         else:
             reuse.admit(sequence, hit)
         sequence.status = SequenceStatus.RUNNING
-        bisect.insort(self.running, sequence, key=lambda running: running.order)
+        for admitted in (self.running, self._prefilling):
+            bisect.insort(admitted, sequence, key=lambda running: running.order)
         return True
 
     def publish(self, sequence: Sequence) -> None:
@@ -267,24 +272,41 @@ class Scheduler:
         chosen: list[SequenceMetadata] = []
         starved: list[Sequence] = []
         budget, self._num_promised = self._max_num_tokens, 0
-        candidates = [s for s in self.running if not (s.needs_prefill or s.ends_in_flight)]
-        for index, sequence in enumerate(candidates):
+        candidates = [sequence for sequence in self.running if sequence.decodes_next]
+        size, drafts, reuse, num_behind = (
+            self.block_size,
+            self._max_drafts,
+            self.reuse,
+            len(candidates),
+        )
+        # Little is left to calls here: this runs for every sequence of every step.
+        for sequence in candidates:
             if budget == 0:
                 break
+            num_behind -= 1
             if sequence.status is not SequenceStatus.RUNNING:
                 continue  # preempted for one before it
-            num_rows = 1
-            if self._max_drafts:
-                fair = max(1, budget // (len(candidates) - index))
-                num_rows = min(self._useful_rows(sequence), fair)
-                if self._shrinks_drafts:
-                    num_behind = len(candidates) - index - 1
-                    num_rows = self._rows_to_spare(sequence, num_rows, num_behind)
-            granted = self._grow(sequence, num_rows)
+            context = sequence.num_cached_tokens + sequence.total_inflight_tokens
+            room = len(sequence.blocks) * size - context
+            num_rows = self._rows_wanted(sequence, room, budget, num_behind) if drafts else 1
+            granted = num_rows if num_rows <= room else self._grow(sequence, num_rows)
             if granted is Growth.NEVER:
                 starved.append(sequence)
             elif granted is not Growth.LATER:
-                chosen.append(self._decode_rows(sequence, granted))
+                assert sequence.slot is not None  # a running sequence has one
+                saves = reuse is not None and reuse.saves_window(sequence, context + granted)
+                chosen.append(
+                    SequenceMetadata(
+                        sequence,
+                        sequence.generation,
+                        sequence.slot,
+                        context,
+                        granted,
+                        True,  # samples
+                        False,  # scores_prompt
+                        saves,
+                    )
+                )
                 budget -= granted
         return chosen, starved
 
@@ -292,29 +314,25 @@ class Scheduler:
         """A token and its drafts, but no position whose token could only be beyond the end."""
         return min(1 + self._max_drafts, sequence.max_len - sequence.least_len)
 
-    def _rows_to_spare(self, sequence: Sequence, num_rows: int, num_behind: int) -> int:
-        """Of these rows, those that leave a block to each of the sequences behind; at least 1."""
-        room = len(sequence.blocks) * self.block_size - sequence.num_launched_tokens
-        if num_rows <= room:
+    def _rows_wanted(self, sequence: Sequence, room: int, budget: int, num_behind: int) -> int:
+        """Rows of a sequence in a decode step; at least 1.
+
+        Those it can use, as far as everybody gets an equal part of the step. Where drafts may be
+        left out, those that leave a block to each of the sequences behind.
+
+        Args:
+            sequence: one that decodes.
+            room: rows that fit into its blocks.
+            budget: rows that the step has left.
+            num_behind: sequences that come after it.
+        """
+        num_rows = min(self._useful_rows(sequence), max(1, budget // (num_behind + 1)))
+        if num_rows <= room or not self._shrinks_drafts:
             return num_rows  # nearly always
         num_spare = max(0, self.blocks.num_free - num_behind)
         if self._missing_blocks(sequence, num_rows) <= num_spare:
             return num_rows
         return max(1, min(num_rows, room + num_spare * self.block_size))
-
-    def _decode_rows(self, sequence: Sequence, query_len: int) -> SequenceMetadata:
-        assert sequence.slot is not None  # a running sequence has one
-        context, reuse = sequence.num_launched_tokens, self.reuse
-        return SequenceMetadata(
-            sequence,
-            sequence.generation,
-            sequence.slot,
-            context,
-            query_len,
-            True,  # samples
-            False,  # scores_prompt
-            reuse is not None and reuse.saves_window(sequence, context + query_len),
-        )
 
     def _missing_blocks(self, sequence: Sequence, num_rows: int) -> int:
         # No position from max_len - 1 on is ever computed, whatever the upper bound says.
@@ -328,11 +346,9 @@ class Scheduler:
             Rows it may have (fewer than asked for when it alone fills the cache), LATER, or
             NEVER: it alone is too large.
         """
-        if sequence.num_launched_tokens + num_rows <= len(sequence.blocks) * self.block_size:
-            return num_rows  # nearly always
         while (missing := self._missing_blocks(sequence, num_rows)) > 0:
             at_once = min(missing, self.blocks.num_free)
-            sequence.blocks += self.blocks.allocate(at_once)
+            sequence.add_blocks(self.blocks.allocate(at_once))
             missing -= at_once
             if missing == 0:
                 break
@@ -357,7 +373,7 @@ class Scheduler:
 
     def _num_owed(self) -> int:
         """Blocks that running sequences lack for their next step; newcomers leave them these."""
-        decoding = (s for s in self.running if not (s.needs_prefill or s.ends_in_flight))
+        decoding = (sequence for sequence in self.running if sequence.decodes_next)
         return sum(self._missing_blocks(s, self._useful_rows(s)) for s in decoding)
 
     def preempt(self, sequence: Sequence) -> None:
@@ -413,6 +429,8 @@ class Scheduler:
 
     def _release(self, sequence: Sequence) -> None:
         self.running.remove(sequence)
+        if sequence in self._prefilling:
+            self._prefilling.remove(sequence)
         assert sequence.slot is not None  # a running sequence has one
         slot, blocks = sequence.slot, sequence.blocks
         for load in sequence.loads:

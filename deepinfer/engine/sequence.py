@@ -38,7 +38,7 @@ class Request:
             is admitted.
         took_approximate_blocks: one of its answers follows blocks that are marked as approximate.
         final_only: wants one result, when it has ended.
-        changed: has news since its last RequestOutput.
+        changed: has news since its last RequestOutput, and is on the engine's list of those.
     """
 
     request_id: str
@@ -103,6 +103,7 @@ class Sequence:
         last_step: the last step it was scheduled in, -1 for none; its memory is the device's
             until then.
         blocks: KV blocks held.
+        has_new_blocks: whether they, or the slot, are others than when its last step was built.
         slot: persistent slot, or None.
         logprobs: one entry per output token, if asked for.
         finish_reason: set once.
@@ -133,6 +134,7 @@ class Sequence:
     generation: int = 0
     last_step: int = -1
     blocks: list[int] = field(default_factory=list)
+    has_new_blocks: bool = True
     slot: int | None = None
     logprobs: list[TokenLogprob] | None = None
     finish_reason: FinishReason | None = None
@@ -167,9 +169,21 @@ class Sequence:
         return num_tokens + self.num_inflight_samples
 
     @property
-    def ends_in_flight(self) -> bool:
-        """Whether what is in flight makes it as long as it may get, so nothing may follow."""
-        return self.least_len >= self.max_len
+    def decodes_next(self) -> bool:
+        """Whether its prefill is launched, and something may follow what is in flight."""
+        if self.num_cached_tokens + self.total_inflight_tokens < self.prefill_target:
+            return False
+        return self.least_len < self.max_len
+
+    def add_blocks(self, blocks: list[int]) -> None:
+        """Hold further blocks."""
+        self.blocks += blocks
+        self.has_new_blocks = True
+
+    def replace_block(self, number: int, block: int) -> None:
+        """Hold another block of the same content in a block's place."""
+        self.blocks[number] = block
+        self.has_new_blocks = True
 
     def draft_floor(self, num_layers: int) -> int:
         """First position whose rows have left the last layer: a drafter's context begins there.
@@ -214,6 +228,7 @@ class Sequence:
     def lose_memory(self) -> None:
         """Forget slot and blocks, and everything that was computed into them."""
         self.slot, self.blocks, self.hit = None, [], NO_HIT
+        self.has_new_blocks = True
         self.loads, self.window_stops, self.draft_ids = [], [], []
         self.num_cached_tokens = self.total_inflight_tokens = 0
         self.num_inflight_samples = self.num_published_blocks = 0

@@ -94,7 +94,20 @@ def _drop_the_flush(patch: pytest.MonkeyPatch) -> None:
 
 
 def _ignore_accepted_drafts(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(commit_module._HostResults, "num_kept", lambda self, kind, metadata, row: 1)
+    commit_tokens = commit_module._commit_tokens
+
+    def forgetful(
+        sequence: Sequence,
+        step: int,
+        results: commit_module._HostResults,
+        row: int,
+        rules: commit_module.StopRules,
+        committed: commit_module.Committed,
+    ) -> None:
+        sequence.num_cached_tokens -= results.num_accepted[row]
+        commit_tokens(sequence, step, results, row, rules, committed)
+
+    patch.setattr(commit_module, "_commit_tokens", forgetful)
 
 
 def _end_on_a_guess(patch: pytest.MonkeyPatch) -> None:
@@ -104,14 +117,15 @@ def _end_on_a_guess(patch: pytest.MonkeyPatch) -> None:
 
 
 def _keep_tokens_after_the_end(patch: pytest.MonkeyPatch) -> None:
-    check_end = commit_module._check_end
+    ends = commit_module._ends
 
-    def late(sequence: Sequence, token_id: int, rules: commit_module.StopRules) -> None:
-        check_end(sequence, token_id, rules)
-        if sequence.finish_reason is not None:
-            sequence.token_ids.append(token_id)
+    def late(sequence: Sequence, token_id: int, rules: commit_module.StopRules) -> bool:
+        if not ends(sequence, token_id, rules):
+            return False
+        sequence.token_ids.append(token_id)
+        return True
 
-    patch.setattr(commit_module, "_check_end", late)
+    patch.setattr(commit_module, "_ends", late)
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,12 +140,16 @@ class Fault:
 FAULTS = (
     # Read after the release, or written by who still thinks it his.
     Fault(_release_one_step_early, ContractError, "poison|over a row of"),
-    Fault(_skip_the_remap, ContractError, "should hold token"),
+    Fault(_skip_the_remap, ContractError, "should hold token|which knows"),
     Fault(_remap_to_the_neighbour, ContractError, "names result row"),
     Fault(_stale_length_on_the_device, ContractError, "should hold token"),
     Fault(_stale_length_on_the_host, ContractError, "reserve blocks"),
     # Either the device reads what is not its own, or lengths that were counted twice do not fit.
-    Fault(_ignore_the_generation, Exception, "poison|names result row|is r|is invalid for input"),
+    Fault(
+        _ignore_the_generation,
+        Exception,
+        "poison|names result row|which knows|must match the existing",
+    ),
     Fault(_drop_the_flush, AssertionError, "memory is left behind"),
     Fault(_ignore_accepted_drafts, ContractError, "reserve blocks|should hold token"),
     Fault(_end_on_a_guess, pytest.fail.Exception, "still open"),
