@@ -5,6 +5,7 @@ blocks of steps, so that a noisy machine hits both. Printed are tokens per secon
 share between and inside steps (gaps inside a forward whose kernels are launched one by one are not
 seen by the events), and the host's own time in a step. The tokens of all depths must be the same.
 After `--limit` seconds no further block begins; what is left of the answers is not decoded.
+Timelines are of one more block of each depth, because writing them takes the host's time.
 
     python -m benchmarks.async_depth --backend cuda_sm100 --out async_depth.json --traces traces/
 """
@@ -77,7 +78,7 @@ class Run:
         }
 
 
-def begin(config: EngineConfig, num_seqs: int, num_tokens: int, trace: Path | None) -> Run:
+def begin(config: EngineConfig, num_seqs: int, num_tokens: int, trace: Path | None = None) -> Run:
     """An engine that decodes `num_seqs` sequences; prompts are computed already."""
     engine = LLMEngine.from_config(config, timeline_file=trace, timed=True)
     params = SamplingParams(
@@ -104,6 +105,7 @@ def measure(args: argparse.Namespace, num_seqs: int) -> dict[str, dict[str, floa
     """
     num_tokens = args.rounds * args.steps + 16
     runs: dict[str, Run] = {}
+    configs: dict[int, EngineConfig] = {}
     for depth in args.depths:
         values: dict[str, Any] = {
             "numerics": args.numerics,
@@ -113,10 +115,8 @@ def measure(args: argparse.Namespace, num_seqs: int) -> dict[str, dict[str, floa
             "scheduler.max_num_tokens": max(512, num_seqs),
             "max_model_len": num_tokens + 32,
         }
-        trace = args.traces / f"seqs{num_seqs}_depth{depth}.trace.json" if args.traces else None
-        runs[f"depth {depth}"] = begin(
-            override(EngineConfig(), values), num_seqs, num_tokens, trace
-        )
+        configs[depth] = override(EngineConfig(), values)
+        runs[f"depth {depth}"] = begin(configs[depth], num_seqs, num_tokens)
     limit = time.perf_counter() + args.limit / len(args.sequences)
     for round_number in range(args.rounds):
         # Two blocks at least, as the first still warms up.
@@ -137,6 +137,12 @@ def measure(args: argparse.Namespace, num_seqs: int) -> dict[str, dict[str, floa
             length = min(len(own), len(other))
             if length < least or own[:length] != other[:length]:
                 sys.exit(f"{num_seqs} sequences: the depths gave different tokens")
+    if args.traces:
+        for depth, config in configs.items():
+            file = args.traces / f"seqs{num_seqs}_depth{depth}.trace.json"
+            traced = begin(config, num_seqs, num_tokens, file)
+            traced.steps(args.steps)
+            traced.end()
     return found
 
 

@@ -24,6 +24,7 @@ from deepinfer.engine.cache_identity import cache_identity
 from deepinfer.engine.commit import StopRules
 from deepinfer.engine.draft_budgets import DomainOf, DraftBudgets
 from deepinfer.engine.engine_stats import EngineStats
+from deepinfer.engine.frozen_heap import FrozenHeap
 from deepinfer.engine.kv_sizing import longest_sequence
 from deepinfer.engine.outputs import FinishReason, RequestOutput
 from deepinfer.engine.pipeline import PipelineEvents, StepPipeline
@@ -134,6 +135,7 @@ class LLMEngine:
             never_token_ids=never,
         )
         self._num_non_finite = 0
+        self._heap: FrozenHeap | None = None
 
     def _prefix_reuse(self) -> PrefixReuse:
         config, copies = self.config, self._runner.copies
@@ -203,7 +205,7 @@ class LLMEngine:
             worker = Worker.for_engine(
                 config, backend, loaded.backbone, loaded.config, drafter=loaded.drafter
             )
-            return cls(
+            engine = cls(
                 config,
                 worker,
                 loaded.config,
@@ -217,6 +219,8 @@ class LLMEngine:
                 if timed or timeline_file
                 else None,
             )
+            engine._heap = FrozenHeap()
+            return engine
         except BaseException:
             backend.close()
             raise
@@ -225,6 +229,8 @@ class LLMEngine:
         """Drain the device and end its threads."""
         self._runner.close()
         self._timeline.close()
+        if self._heap is not None:
+            self._heap.release()
 
     @property
     def speculation(self) -> SpeculationMetrics | None:

@@ -50,16 +50,9 @@ class TraceFile:
 
     def host(self, span: HostSpan) -> None:
         """Write a phase, and for a launch the beginning of its arrow."""
-        args = {} if span.step is None else {"step": span.step}
         begin_us = self._since_origin(span.begin_us)
-        self._write(
-            ph="X",
-            name=span.phase.value,
-            tid=HOST_TRACK,
-            ts=begin_us,
-            dur=span.end_us - span.begin_us,
-            args=args,
-        )
+        args = "" if span.step is None else f'"step": {span.step}'
+        self._span(span.phase.value, HOST_TRACK, begin_us, span.end_us - span.begin_us, args)
         if span.phase is Phase.LAUNCH:
             self._write(
                 ph="s", name="launch", cat="step", id=span.step, tid=HOST_TRACK, ts=begin_us
@@ -69,18 +62,12 @@ class TraceFile:
         """Write a piece of device work, and for a forward the end of its arrow."""
         scheduled = span.scheduled
         begin_us = self._since_origin(span.begin_us)
-        self._write(
-            ph="X",
-            name=f"{scheduled.kind.value} {span.name}",
-            tid=DEVICE_TRACK,
-            ts=begin_us,
-            dur=span.end_us - span.begin_us,
-            args={
-                "step": scheduled.step,
-                "num_seqs": len(scheduled.sequences),
-                "num_rows": scheduled.num_rows,
-            },
+        args = (
+            f'"step": {scheduled.step}, "num_seqs": {len(scheduled.sequences)}, '
+            f'"num_rows": {scheduled.num_rows}'
         )
+        name = f"{scheduled.kind.value} {span.name}"
+        self._span(name, DEVICE_TRACK, begin_us, span.end_us - span.begin_us, args)
         if span.name == "forward":
             self._write(
                 ph="f", name="launch", cat="step", id=scheduled.step, bp="e",
@@ -89,14 +76,7 @@ class TraceFile:
 
     def idle(self, begin_us: float, end_us: float) -> None:
         """Write a gap."""
-        self._write(
-            ph="X",
-            name="idle",
-            tid=IDLE_TRACK,
-            ts=self._since_origin(begin_us),
-            dur=end_us - begin_us,
-            args={},
-        )
+        self._span("idle", IDLE_TRACK, self._since_origin(begin_us), end_us - begin_us, "")
 
     def mark(self, text: str, time_us: float) -> None:
         """Write an event of the host without a duration."""
@@ -124,9 +104,18 @@ class TraceFile:
             self._origin_us = time_us
         return time_us - self._origin_us
 
+    def _span(self, name: str, track: int, begin_us: float, length_us: float, args: str) -> None:
+        # Not through json: a dozen a step, and their writing is time of the host that is measured.
+        self._put(
+            f'{{"pid": {PROCESS}, "ph": "X", "name": "{name}", "tid": {track}, '
+            f'"ts": {begin_us:.3f}, "dur": {length_us:.3f}, "args": {{{args}}}}}'
+        )
+
     def _write(self, **event: Any) -> None:  # noqa: ANN401 - fields of the event format
-        for key in ("ts", "dur"):
-            if key in event:
-                event[key] = round(event[key], 3)
-        self._file.write(("\n" if self._is_first else ",\n") + json.dumps({"pid": PROCESS} | event))
+        if "ts" in event:
+            event["ts"] = round(event["ts"], 3)
+        self._put(json.dumps({"pid": PROCESS} | event))
+
+    def _put(self, text: str) -> None:
+        self._file.write(("\n" if self._is_first else ",\n") + text)
         self._is_first = False
