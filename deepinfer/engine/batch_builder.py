@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -19,7 +20,7 @@ from deepinfer.engine.slot_table import SlotTable
 from deepinfer.engine.step_state import SchedulerOutputs, SequenceMetadata
 from deepinfer.model.config import V41Config
 from deepinfer.model.replay import batch_replay
-from deepinfer.model.step_batch import BatchReplay, StepBatch
+from deepinfer.model.step_batch import StepBatch
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +68,9 @@ class BatchBuilder:
         """
         self._num_history, self._ring = config.history_len, ring
         self._table = SlotTable(ring.rows_per_step, config.num_hidden_layers)
+        # Parts of steps are slices of these, which nobody writes: making small tensors adds up.
+        self._numbers = torch.arange(ring.num_rows)
+        self._no_history = torch.full((ring.rows_per_step, self._num_history), -1)
 
     def build(self, scheduled: SchedulerOutputs, remap: Remap) -> BuiltStep:
         """Tensors for the forward of a non-empty step.
@@ -79,17 +83,74 @@ class BatchBuilder:
         """
         sequences, decodes = scheduled.sequences, scheduled.kind is StepKind.DECODE
         num_seqs, num_rows = len(sequences), scheduled.num_rows
-        query_lens = int64_tensor([metadata.query_len for metadata in sequences])
-        context_lens = int64_tensor([metadata.context_len for metadata in sequences])
-        sources = int64_tensor(remap.rows)
+        query_lens = [metadata.query_len for metadata in sequences]
+        context_lens = [metadata.context_len for metadata in sequences]
         slots = self._table.rows(sequences)
-        # The device knows better than what stands here for those with results in flight, and lays
-        # out the rows of a decode step: the host gives its first tokens only.
-        input_ids = torch.zeros(num_rows, dtype=torch.int64)
-        history = torch.full((num_seqs, self._num_history), -1, dtype=torch.int64)
         first_rows = range(num_seqs) if decodes else _starts(query_lens)
-        for index in np.flatnonzero(sources.numpy() == NEWCOMER).tolist():
-            metadata = sequences[index]
+        input_ids, history = self._host_tokens(scheduled, remap, first_rows)
+        scored: list[_ScoredRow] = []
+        if decodes:
+            logits_rows = self._count_to(num_rows)
+            result_seqs = self._count_to(num_seqs)
+        else:
+            for metadata, row in zip(sequences, first_rows, strict=True):
+                if metadata.scores_prompt:
+                    scored += _scored_rows(metadata, row)
+            deciding = [index for index, metadata in enumerate(sequences) if metadata.samples]
+            last_rows = [first_rows[index] + sequences[index].query_len - 1 for index in deciding]
+            logits_rows = int64_tensor(last_rows + [entry.row for entry in scored])
+            result_seqs = int64_tensor(deciding)
+        num_samples = result_seqs.shape[0]
+        first_result = self._ring.first_row(scheduled.step)
+        # The bounds of a sequence may lie beyond its limit, its rows and blocks never do.
+        lens, contexts = int64_tensor(query_lens), int64_tensor(context_lens)
+        stops = np.minimum(contexts.numpy() + lens.numpy(), slots.limits.numpy())
+        batch = StepBatch(
+            kind=scheduled.kind,
+            input_ids=input_ids,
+            query_lens=lens,
+            context_lens=contexts,
+            seq_slots=slots.seq_slots,
+            block_table=slots.block_table,
+            history=history,
+            logits_rows=logits_rows,
+            max_query_len=max(query_lens),
+            max_key_len=int(stops.max()),
+            replay=None
+            if decodes
+            else batch_replay([m.sequence.rows for m in sequences], context_lens, query_lens),
+        )
+        budget = scheduled.draft_budget
+        return BuiltStep(
+            batch=batch,
+            num_samples=num_samples,
+            remap=int64_tensor(remap.rows),
+            limits=slots.limits,
+            result_rows=self._numbers[first_result : first_result + num_samples],
+            result_seqs=result_seqs,
+            draft_budget=int64_tensor([] if budget is None else [budget]),
+            draft_floors=slots.draft_floors,
+            drafts=any(_can_use_drafts(metadata) for metadata in sequences),
+            prompt_targets=[entry.target for entry in scored],
+            num_prompt_top=max((entry.num_top for entry in scored), default=0),
+        )
+
+    def _host_tokens(
+        self, scheduled: SchedulerOutputs, remap: Remap, first_rows: Sequence[int]
+    ) -> tuple[Tensor, Tensor]:
+        """Ids of all rows and history of all sequences, as far as the host knows them.
+
+        The device knows better than what stands there for those with results in flight, and lays
+        out the rows of a decode step: the host gives its first tokens only.
+        """
+        decodes = scheduled.kind is StepKind.DECODE
+        input_ids = torch.zeros(scheduled.num_rows, dtype=torch.int64)
+        history = self._no_history[: len(scheduled.sequences)]
+        newcomers = [index for index, source in enumerate(remap.rows) if source == NEWCOMER]
+        if newcomers:
+            history = history.clone()
+        for index in newcomers:
+            metadata = scheduled.sequences[index]
             start, row = metadata.context_len, first_rows[index]
             count = 1 if decodes else metadata.query_len
             token_ids = metadata.sequence.token_ids
@@ -103,61 +164,17 @@ class BatchBuilder:
             before = token_ids[max(0, start - self._num_history) : start]
             if before:
                 history[index, self._num_history - len(before) :] = int64_tensor(before)
-        scored: list[_ScoredRow] = []
-        if decodes:
-            logits_rows, result_seqs = torch.arange(num_rows), torch.arange(num_seqs)
-        else:
-            for metadata, row in zip(sequences, first_rows, strict=True):
-                if metadata.scores_prompt:
-                    scored += _scored_rows(metadata, row)
-            deciding = [index for index, metadata in enumerate(sequences) if metadata.samples]
-            last_rows = [first_rows[index] + sequences[index].query_len - 1 for index in deciding]
-            logits_rows = int64_tensor(last_rows + [entry.row for entry in scored])
-            result_seqs = int64_tensor(deciding)
-        num_samples = len(result_seqs)
-        first_result = self._ring.first_row(scheduled.step)
-        # The bounds of a sequence may lie beyond its limit, its rows and blocks never do.
-        stops = np.minimum(context_lens.numpy() + query_lens.numpy(), slots.limits.numpy())
-        batch = StepBatch(
-            kind=scheduled.kind,
-            input_ids=input_ids,
-            query_lens=query_lens,
-            context_lens=context_lens,
-            seq_slots=slots.seq_slots,
-            block_table=slots.block_table,
-            history=history,
-            logits_rows=logits_rows,
-            max_query_len=int(query_lens.numpy().max()),
-            max_key_len=int(stops.max()),
-            replay=None if decodes else _replay(sequences),
-        )
-        budget = scheduled.draft_budget
-        return BuiltStep(
-            batch=batch,
-            num_samples=num_samples,
-            remap=sources,
-            limits=slots.limits,
-            result_rows=torch.arange(first_result, first_result + num_samples),
-            result_seqs=result_seqs,
-            draft_budget=int64_tensor([] if budget is None else [budget]),
-            draft_floors=slots.draft_floors,
-            drafts=any(_can_use_drafts(metadata) for metadata in sequences),
-            prompt_targets=[entry.target for entry in scored],
-            num_prompt_top=max((entry.num_top for entry in scored), default=0),
-        )
+        return input_ids, history
+
+    def _count_to(self, stop: int) -> Tensor:
+        if stop > self._numbers.shape[0]:
+            self._numbers = torch.arange(2 * stop)
+        return self._numbers[:stop]
 
 
-def _starts(query_lens: Tensor) -> list[int]:
+def _starts(query_lens: list[int]) -> list[int]:
     """First row of each sequence of a prefill step."""
-    return [0, *itertools.accumulate(query_lens.tolist()[:-1])]
-
-
-def _replay(sequences: tuple[SequenceMetadata, ...]) -> BatchReplay | None:
-    return batch_replay(
-        [metadata.sequence.rows for metadata in sequences],
-        [metadata.context_len for metadata in sequences],
-        [metadata.query_len for metadata in sequences],
-    )
+    return [0, *itertools.accumulate(query_lens[:-1])]
 
 
 def _can_use_drafts(metadata: SequenceMetadata) -> bool:
