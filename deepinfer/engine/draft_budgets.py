@@ -7,16 +7,20 @@ committed(N)   before step N is committed: its metrics; survivals of the drafts 
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
+from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
 from deepinfer.device.runtime import StepKind
+from deepinfer.engine.round_watch import RoundWatch
 from deepinfer.engine.step_state import SchedulerOutputs, SequenceMetadata
 from deepinfer.speculation.budget import Survival
 from deepinfer.speculation.metrics import SpeculationMetrics
 from deepinfer.speculation.planner import PlanMode, Scheduling, VerifyPlanner
 from deepinfer.speculation.survival_history import SurvivalHistory
+
+T = TypeVar("T")
 
 DomainOf = Callable[[str], str | None]
 """Domain of a request by its id, for the metrics."""
@@ -50,6 +54,7 @@ class DraftBudgets:
         self._history = SurvivalHistory(max_num_seqs, max_drafts)
         # By slot: whose domain it is, and the domain.
         self._domains: list[tuple[Hashable, str | None]] = [(None, None)] * max_num_seqs
+        self._watch = None if planner is None else RoundWatch(planner.clock_us)
         self.metrics = SpeculationMetrics(max_drafts)
 
     def choose(self, scheduled: SchedulerOutputs) -> int | None:
@@ -60,6 +65,9 @@ class DraftBudgets:
         """
         sequences, planner = scheduled.sequences, self._planner
         if planner is None or scheduled.kind is not StepKind.DECODE:
+            return None
+        if not planner.wants_survival(len(sequences)):
+            planner.plan(len(sequences), None)
             return None
         slots, owners = [metadata.slot for metadata in sequences], _owners(sequences)
         if planner.scheduling is Scheduling.SYNCHRONOUS:
@@ -77,6 +85,10 @@ class DraftBudgets:
             return None
         return budget.num_drafts
 
+    def wait(self, collect: Callable[[], T]) -> T:
+        """Call something that waits for the device; the planner is not told that time as work."""
+        return collect() if self._watch is None else self._watch.wait(collect)
+
     def committed(
         self,
         scheduled: SchedulerOutputs,
@@ -92,6 +104,11 @@ class DraftBudgets:
             num_accepted: [N] drafts accepted.
             survival: [N, D] fp32 of the drafts made after the step; 0 where there are none.
         """
+        if self._planner is not None and self._watch is not None:
+            is_wanted = self._planner.wants_round(len(scheduled.sequences))
+            ended = self._watch.committed(scheduled, is_wanted=is_wanted)
+            if ended is not None:
+                self._planner.add_round(ended)
         current: Sequence[SequenceMetadata] = scheduled.sequences
         if scheduled.kind is not StepKind.DECODE:
             current = [metadata for metadata in current if metadata.samples]

@@ -47,7 +47,7 @@ from deepinfer.engine.sampling_builder import SamplingBuilder
 from deepinfer.engine.scheduler import Scheduler
 from deepinfer.engine.sequence import Request, Sequence, SequenceStatus
 from deepinfer.engine.step_runner import StepRunner
-from deepinfer.engine.step_state import SchedulerOutputs, WorkerStepState
+from deepinfer.engine.step_state import SamplerOutput, SchedulerOutputs, WorkerStepState
 from deepinfer.engine.timeline import Phase, Timeline
 from deepinfer.model.config import V41Config
 
@@ -209,7 +209,7 @@ class StepPipeline:
     def _finish_oldest(self) -> None:
         state = self._inflight[0]
         with self._timeline.phase(Phase.WAIT, state.scheduled.step):
-            output = self._runner.collect(state)
+            output = self._collect(state)
         # Only now: an interrupted wait leaves the step to be collected.
         self._inflight.popleft()
         self._timeline.collected(state)
@@ -233,6 +233,11 @@ class StepPipeline:
             self._events.on_change(committed.changed)
             for sequence in committed.ended:
                 self._events.on_end(sequence)
+
+    def _collect(self, state: WorkerStepState) -> SamplerOutput:
+        if self._budgets is None:
+            return self._runner.collect(state)
+        return self._budgets.wait(lambda: self._runner.collect(state))
 
 
 def _awaits_tokens(scheduled: SchedulerOutputs) -> bool:

@@ -11,12 +11,16 @@ host has seen the confidences of the drafts at hand): K is where one more first 
 `budget.py` says why both keep the distribution of outputs. They do so only if drafts of different
 rounds are drawn from different random numbers, even where they stand for the same position:
 otherwise an old confidence knows a draft that is still to be drawn.
+
+Cost tables say how long the device takes. A round takes at least as long as the host needs for
+it, and where the host is the limit every draft is free. So the planner is told how long rounds
+took (`add_round`), reckons with the host's part, and compares planned rounds with fixed ones as
+they were.
 """
 
 from __future__ import annotations
 
 import enum
-import functools
 import math
 import time
 from collections import deque
@@ -36,6 +40,7 @@ from deepinfer.speculation.budget import (
     lower_envelope,
 )
 from deepinfer.speculation.cost_tables import CostTables, Times
+from deepinfer.speculation.round_times import Round, RoundTimes
 
 _SMOOTHING = 1.0 / 16.0
 """Weight of the newest step in running means."""
@@ -45,6 +50,11 @@ _PLANS_OF_AGE = 2
 """Plans between a budget and survivals of drafts that it knew nothing of."""
 _STEPS_TO_REST = 512
 """Steps of a fixed length after which planning is tried again where it did not pay."""
+_MOST_STEPS_TO_REST = 8192
+"""The same where it was slower than it was reckoned to be, again and again."""
+_PLANS_PER_COMPARISON = 512
+_STEPS_TO_COMPARE = 20
+"""Steps of a fixed length at the beginning, and after so many planned ones: to time both alike."""
 _SHARES = np.linspace(0.0, 1.0, 65)
 """Parts of a batch's drafts at which earlier rounds are remembered."""
 
@@ -81,19 +91,27 @@ class _Record:
 
     Attributes:
         gains: number of gains in the means below.
-        mean_gain: running mean; None before the first.
+        mean_gain: running mean, as it is reckoned; None before the first.
         mean_square: of the gains.
-        num_rests: steps for which no plan is made.
+        num_fixed: steps for which no plan is made.
+        num_rests: steps of the next rest.
+        num_carried_out: plans carried out since both kinds of rounds were compared.
         chosen: drafts a request of the newest plans, oldest first.
         profile: tokens by share of the drafts, of one request.
+        fixed: rounds of the fixed length.
+        planned: rounds of plans that were carried out since the last rest.
     """
 
     gains: int = 0
     mean_gain: float | None = None
     mean_square: float = 0.0
-    num_rests: int = 0
+    num_fixed: int = 0
+    num_rests: int = _STEPS_TO_REST
+    num_carried_out: int = 0
     chosen: deque[float] = field(default_factory=lambda: deque(maxlen=_PLANS_OF_AGE))
     profile: Times | None = None
+    fixed: RoundTimes = field(default_factory=RoundTimes)
+    planned: RoundTimes = field(default_factory=RoundTimes)
 
     def add_gain(self, gain: float) -> None:
         self.gains += 1
@@ -103,18 +121,40 @@ class _Record:
         self.mean_gain = old + weight * (gain - old)
         self.mean_square += weight * (gain * gain - self.mean_square)
 
+    @property
+    def real_gain(self) -> float | None:
+        """The mean gain with rounds as long as they were; None before the first."""
+        if self.mean_gain is None or self.fixed.ratio is None or self.planned.ratio is None:
+            return self.mean_gain
+        return (1.0 + self.mean_gain) * self.fixed.ratio / self.planned.ratio - 1.0
+
     def pays(self, cost_noise: float) -> bool | None:
-        """Whether the mean gain is above its noise; None: not known well enough."""
-        if self.mean_gain is None or self.gains < _PLANS_TO_JUDGE:
+        """Whether the gain is above its noise; None: not known well enough."""
+        gain = self.real_gain
+        if self.mean_gain is None or gain is None or self.gains < _PLANS_TO_JUDGE:
             return None
         variance = max(0.0, self.mean_square - self.mean_gain**2)
         error = math.sqrt(variance / min(self.gains, 1.0 / _SMOOTHING))
-        return bool(self.mean_gain > max(cost_noise, error))
+        if self.planned.ratio is not None:
+            error = math.hypot(error, self.fixed.error, self.planned.error)
+        return gain > max(cost_noise, error)
 
     def rest(self) -> None:
         """Make no plans for a while, and judge anew after it."""
-        self.num_rests, self.gains = _STEPS_TO_REST, 0
+        self.num_fixed, self.gains, self.num_carried_out = self.num_rests, 0, 0
+        if self.planned.ratio is not None:
+            # It was carried out and lost: each further try may cost as much.
+            self.num_rests = min(2 * self.num_rests, _MOST_STEPS_TO_REST)
+        self.planned = RoundTimes()
         self.chosen.clear()
+
+    def carry_out(self) -> None:
+        """Count a plan that is carried out; now and then the fixed length is timed again."""
+        self.num_carried_out += 1
+        if self.num_carried_out > _PLANS_PER_COMPARISON and self.fixed.ratio is not None:
+            self.num_carried_out, self.num_fixed = 0, _STEPS_TO_COMPARE
+            self.num_rests = _STEPS_TO_REST
+            self.chosen.clear()
 
     def add_tokens(self, tokens: Times) -> None:
         """Remember tokens by K, of a request by the share of its drafts."""
@@ -162,9 +202,10 @@ class VerifyPlanner:
                 but max_num_seqs * (1 + max_drafts).
             scheduling: which confidences `plan` is given.
             falls_back: whether it uses the fixed length until it is known to gain more than the
-                noise of its figures, and plans no more for a while where it does not.
-            overhead_us: what a planned step costs beside a fixed one; None: the planner's own
-                time, which it measures, and nothing else.
+                noise of its figures, and plans no more for a while where it does not. If not, it
+                reckons with the costs alone, however long rounds take.
+            overhead_us: what the device needs for a planned step beside a fixed one; None:
+                nothing, and the host the planner's own time, which it measures.
             clock_us: monotonic microseconds; None: this process's.
         Raises:
             ConfigError: a limit is below what one row of every request needs.
@@ -192,12 +233,20 @@ class VerifyPlanner:
         self._own_us = 0.0
         self.num_plans = 0
         self._clock_us = clock_us or (lambda: time.perf_counter_ns() / 1000.0)
-        self._envelope = functools.lru_cache(maxsize=64)(self._lower_envelope)
 
     @property
     def overhead_us(self) -> float:
-        """What a planned step is charged beside a fixed one."""
+        """What a planned step is charged beside a fixed one, until rounds of both are known."""
         return self._own_us if self._given_overhead_us is None else self._given_overhead_us
+
+    @property
+    def clock_us(self) -> Callable[[], float]:
+        """The clock that rounds are to be timed with."""
+        return self._clock_us
+
+    def wants_survival(self, num_sampling: int) -> bool:
+        """Whether the next plan for so many requests looks at survivals."""
+        return num_sampling > 0 and not self._is_fixed(self._record(num_sampling), num_sampling)
 
     def plan(
         self,
@@ -224,6 +273,12 @@ class VerifyPlanner:
             )
         fixed = PlannedBudget(num_sampling * self._max_drafts, PlanMode.FIXED)
         limit = self._most_drafts(num_sampling, num_other_rows)
+        if num_sampling == 0:
+            return fixed
+        record = self._record(num_sampling)
+        if self._is_fixed(record, num_sampling, num_other_rows):
+            record.num_fixed -= 1
+            return fixed
         if survival is None:
             survival = np.ones((num_sampling, self._max_drafts), dtype=np.float32)
             if limit >= fixed.num_drafts:
@@ -233,13 +288,6 @@ class VerifyPlanner:
                 f"survival has shape {survival.shape}; expected ({num_sampling}, "
                 f"{self._max_drafts}): a row for each request that samples"
             )
-        if num_sampling == 0:
-            return fixed
-        # Sizes within a factor of two behave alike, and a request more or less is no new start.
-        record = self._records.setdefault(num_sampling.bit_length(), _Record())
-        if record.num_rests > 0 and limit >= fixed.num_drafts:
-            record.num_rests -= 1
-            return fixed
         # Before this step is looked at: its confidences know drafts that are decided about now.
         pays = True if not self._falls_back else record.pays(self._noise)
         self.num_plans += 1
@@ -251,12 +299,47 @@ class VerifyPlanner:
         # Until plans are known to pay they are looked at, and not carried out.
         if limit >= fixed.num_drafts and (not pays or budget >= fixed.num_drafts):
             return fixed
+        record.carry_out()
         return PlannedBudget(budget, PlanMode.DYNAMIC)
+
+    def wants_round(self, num_sampling: int) -> bool:
+        """Whether `add_round` counts rounds of so many requests now; early in a rest it does not.
+
+        Without the fall back it reckons with the costs alone.
+        """
+        if not self._falls_back or num_sampling == 0:
+            return False
+        return self._record(num_sampling).num_fixed <= _STEPS_TO_COMPARE
+
+    def add_round(self, ended: Round) -> None:
+        """Hear how long a round took that this planner decided about, if it wants to know."""
+        if not self.wants_round(ended.num_sampling):
+            return
+        record = self._record(ended.num_sampling)
+        if not ended.is_planned and record.num_fixed == 0:
+            return  # a plan was made in it all the same
+        device_us = self._device_times(ended.num_sampling, ended.num_rows, 0)
+        reckoned_us = float(self._rounds(device_us, record, is_planned=ended.is_planned)[0])
+        kind = record.planned if ended.is_planned else record.fixed
+        kind.add(ended.host_us, ended.time_us / reckoned_us)
 
     def expected_gain(self, num_sampling: int) -> float | None:
         """Mean gain over the fixed length for batches of about this size; None: not known yet."""
         record = self._records.get(num_sampling.bit_length())
-        return None if record is None else record.mean_gain
+        return None if record is None else record.real_gain
+
+    def _record(self, num_sampling: int) -> _Record:
+        # Sizes within a factor of two behave alike, and a request more or less is no new start.
+        size = num_sampling.bit_length()
+        if size not in self._records:
+            begins = _STEPS_TO_COMPARE if self._falls_back else 0
+            self._records[size] = _Record(num_fixed=begins)
+        return self._records[size]
+
+    def _is_fixed(self, record: _Record, num_sampling: int, num_other_rows: int = 0) -> bool:
+        """Whether the next step has the fixed length, whatever its drafts are."""
+        most = self._most_drafts(num_sampling, num_other_rows)
+        return record.num_fixed > 0 and most >= num_sampling * self._max_drafts
 
     def _most_drafts(self, num_sampling: int, num_other_rows: int) -> int:
         most = num_sampling * self._max_drafts
@@ -275,14 +358,16 @@ class VerifyPlanner:
         before was applied to.
         """
         tokens = expected_tokens(survival, num_sampling)
-        times = self._times(num_sampling, num_other_rows)
+        first_row = num_sampling + num_other_rows
+        device_us = self._device_times(num_sampling, first_row, num_sampling * self._max_drafts)
+        times = self._rounds(device_us, record, is_planned=True)
         limited = slice(limit + 1)
         if self.scheduling is Scheduling.ASYNCHRONOUS:
             budget = best_budget(tokens[limited], times[limited])
         else:
             foreseen = record.foreseen(tokens)
             if foreseen is None:
-                envelope = self._envelope(num_sampling, num_other_rows, limit)
+                envelope = lower_envelope(times[limited])
                 budget = early_stop_budget(tokens[limited], times[limited], envelope)
             else:
                 budget = foreseen_stop_budget(tokens[limited], times[limited], foreseen[limited])
@@ -293,21 +378,32 @@ class VerifyPlanner:
             judged = round(record.chosen[0] * num_sampling) if full else None
             record.chosen.append(budget.num_drafts / num_sampling)
         if judged is not None:
-            rate = tokens[judged] / (times[judged] + self.overhead_us)
-            record.add_gain(rate * times[-1] / tokens[-1] - 1.0)
+            (fixed_us,) = self._rounds(device_us[-1:], record, is_planned=False)
+            rate = tokens[judged] / times[judged]
+            record.add_gain(float(rate * fixed_us / tokens[-1] - 1.0))
         return budget.num_drafts
 
-    def _times(self, num_sampling: int, num_other_rows: int) -> Times:
-        """[R * D + 1] microseconds of a round by K."""
-        first = num_sampling + num_other_rows
-        last = first + num_sampling * self._max_drafts
-        if last >= len(self._verify_us):
-            self._verify_us = self._costs.verify_times(2 * last)
-        times: Times = self._verify_us[first : last + 1] + self._draft_us[num_sampling]
+    def _device_times(self, num_sampling: int, first_row: int, num_drafts: int) -> Times:
+        """[num_drafts + 1] microseconds that the device needs for a round, by drafts verified."""
+        last_row = first_row + num_drafts
+        if last_row >= len(self._verify_us):
+            self._verify_us = self._costs.verify_times(2 * last_row)
+        times: Times = self._verify_us[first_row : last_row + 1] + self._draft_us[num_sampling]
         return times
 
-    def _lower_envelope(self, num_sampling: int, num_other_rows: int, limit: int) -> Times:
-        return lower_envelope(self._times(num_sampling, num_other_rows)[: limit + 1])
+    def _rounds(self, device_us: Times, record: _Record, *, is_planned: bool) -> Times:
+        """Microseconds of rounds whose steps take the device so long, of the shape of those.
+
+        With steps in flight host and device work at once, else by turns.
+        """
+        host_us = record.fixed.host_us or 0.0
+        if is_planned:
+            device_us = device_us + (self._given_overhead_us or 0.0)
+            own_us = self._own_us if self._given_overhead_us is None else 0.0
+            host_us = record.planned.host_us or host_us + own_us
+        if self.scheduling is Scheduling.ASYNCHRONOUS:
+            return np.maximum(device_us, host_us)
+        return device_us + host_us
 
     def _count_own_time(self, time_us: float) -> None:
         self._own_us += _SMOOTHING * (time_us - self._own_us)

@@ -17,6 +17,7 @@ from deepinfer.device.ops.spec import SURVIVAL_FLOOR
 from deepinfer.speculation.budget import Survival
 from deepinfer.speculation.cost_tables import CostTables
 from deepinfer.speculation.planner import PlanMode, Scheduling, VerifyPlanner
+from deepinfer.speculation.round_times import Round
 
 _STEPS_OF_AGE = 2
 """Steps between a confidence and the first plan that may use it, with one step in flight."""
@@ -34,6 +35,7 @@ class Scenario:
         row_us: time of a row.
         overhead_us: time that a planned step takes beside a fixed one.
         relative_noise: of the measured costs; a gain below it counts as none.
+        host_us: what the host needs for a step: at the same time, by turns if synchronous.
     """
 
     num_drafts: int = 5
@@ -43,6 +45,7 @@ class Scenario:
     row_us: float = 17.9
     overhead_us: float = 200.0
     relative_noise: float = 0.01
+    host_us: float = 0.0
 
     def costs(self, max_rows: int) -> CostTables:
         """Exact tables of these costs."""
@@ -110,20 +113,28 @@ def simulate(
         luck = generator.random((num_requests, size), dtype=np.float32)
         survival = confidences.cumprod(axis=1, dtype=np.float32)
         known.append(survival)
-        lengths = np.full(num_requests, size)
+        lengths, round_us, is_planned = np.full(num_requests, size), 0.0, False
         if scheduling is not None:
             num_plans = planner.num_plans
             budget = planner.plan(num_requests, known[0] if len(known) > age else None)
             if planner.num_plans > num_plans:
-                time_us += scenario.overhead_us
-            if budget.mode is PlanMode.DYNAMIC:
+                round_us += scenario.overhead_us
+            is_planned = budget.mode is PlanMode.DYNAMIC
+            if is_planned:
                 planned += 1
                 lengths = admitted(survival, budget.num_drafts)
         right = (luck < confidences).cumprod(axis=1).sum(axis=1)
         verified += int(lengths.sum())
         accepted += int(np.minimum(right, lengths).sum())
         rows = num_requests + int(lengths.sum())
-        time_us += scenario.base_us + scenario.row_us * rows
+        round_us += scenario.base_us + scenario.row_us * rows
+        if scheduling is Scheduling.SYNCHRONOUS:
+            round_us += scenario.host_us
+        else:
+            round_us = max(round_us, scenario.host_us)
+        time_us += round_us
+        if scheduling is not None:
+            planner.add_round(Round(num_requests, rows, is_planned, round_us, scenario.host_us))
     rounds = num_requests * num_steps
     return Outcome(
         num_verified=verified / rounds,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import replace
 from typing import cast
 
@@ -18,6 +19,8 @@ from deepinfer.engine.step_state import SchedulerOutputs, SequenceMetadata
 from deepinfer.speculation.budget import Survival
 from deepinfer.speculation.cost_tables import CostTables
 from deepinfer.speculation.planner import Scheduling, VerifyPlanner
+from deepinfer.speculation.round_times import Round
+from deepinfer.speculation.survival_history import SurvivalHistory
 
 PARAMS = SamplingParams()
 DRAFTS = 2
@@ -146,6 +149,33 @@ def test_rounds_are_counted_with_domain_confidence_and_plan() -> None:
             metrics.calibration.reliability()}  # fmt: skip
     assert bins == {0.5: 4, 1.0: 4}
     assert [span.num_planned for span in metrics.spans] == [0, 1]
+
+
+def test_the_planner_hears_how_long_rounds_take(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = itertools.count(step=100.0)
+    planner = VerifyPlanner(
+        COSTS, max_drafts=DRAFTS, max_num_seqs=4, clock_us=lambda: next(clock)
+    )  # fmt: skip
+    heard: list[Round] = []
+    monkeypatch.setattr(planner, "add_round", heard.append)
+    tested, members = DraftBudgets(planner, max_num_seqs=4, max_drafts=DRAFTS), sequences(2)
+    for number in range(5):
+        scheduled = step(number, members)
+        assert tested.choose(scheduled) is None
+        assert tested.wait(lambda: "results") == "results"
+        collect(tested, scheduled, CERTAIN, CERTAIN)
+    # The clock is read at the begin and the end of a wait and at the commit.
+    assert heard == [Round(2, 6, False, 300.0, 200.0)] * 2
+
+
+def test_a_resting_planner_is_shown_no_survivals(monkeypatch: pytest.MonkeyPatch) -> None:
+    planner = VerifyPlanner(COSTS, max_drafts=DRAFTS, max_num_seqs=4)
+    tested, members = DraftBudgets(planner, max_num_seqs=4, max_drafts=DRAFTS), sequences(2)
+    monkeypatch.setattr(SurvivalHistory, "lawful", lambda *_: pytest.fail("survivals were read"))
+    for number in range(20):
+        assert tested.choose(step(number, members)) is None
+    assert planner.num_plans == 0
+    assert planner.wants_survival(2)
 
 
 def test_without_a_planner_everything_is_verified_and_counted() -> None:

@@ -11,6 +11,7 @@ from deepinfer.device.errors import ConfigError, ContractError
 from deepinfer.speculation.budget import Survival
 from deepinfer.speculation.cost_tables import CostTables
 from deepinfer.speculation.planner import PlanMode, PlannedBudget, Scheduling, VerifyPlanner
+from deepinfer.speculation.round_times import Round
 
 DRAFTS = 3
 STEEP = CostTables({1: 10.0}, {1: 110.0, 100: 1100.0})
@@ -24,6 +25,27 @@ def planner(costs: CostTables = STEEP, **options: object) -> VerifyPlanner:
 
 def survival(*rows: tuple[float, ...]) -> Survival:
     return np.array(rows, dtype=np.float32)
+
+
+def rounds(
+    tested: VerifyPlanner,
+    drafts: Survival,
+    count: int,
+    *,
+    host_us: float = 0.0,
+    fixed_us: float = 0.0,
+    planned_us: float = 0.0,
+) -> list[PlanMode]:
+    """Plan and time steps one after the other; a round lasts as long as host or device."""
+    modes = []
+    for _ in range(count):
+        budget = tested.plan(len(drafts), drafts)
+        modes.append(budget.mode)
+        is_planned = budget.mode is PlanMode.DYNAMIC
+        time_us = max(host_us, planned_us if is_planned else fixed_us)
+        num_rows = len(drafts) + budget.num_drafts
+        tested.add_round(Round(len(drafts), num_rows, is_planned, time_us, host_us))
+    return modes
 
 
 GOOD_AND_BAD = survival((1.0, 0.99, 0.98), (0.05, 0.01, 0.0))
@@ -94,7 +116,7 @@ def test_a_gain_within_the_noise_of_the_costs_is_no_gain() -> None:
         tested = planner(costs)
         return {tested.plan(2, drafts).mode for _ in range(200)}
 
-    exact = planner()
+    exact = planner(falls_back=False)
     for _ in range(3):
         exact.plan(2, drafts)
     gain = exact.expected_gain(2)
@@ -106,17 +128,17 @@ def test_a_gain_within_the_noise_of_the_costs_is_no_gain() -> None:
 
 def test_plans_are_carried_out_when_they_are_known_to_pay() -> None:
     tested = planner()
-    modes = [tested.plan(2, GOOD_AND_BAD).mode for _ in range(40)]
+    modes = [tested.plan(2, GOOD_AND_BAD).mode for _ in range(60)]
     first = modes.index(PlanMode.DYNAMIC)
-    # Sixteen gains, the first of them with the third plan.
-    assert first == 18
+    # Twenty steps to time, sixteen gains, the first of them with the third plan.
+    assert first == 38
     assert set(modes[first:]) == {PlanMode.DYNAMIC}
 
 
 def test_after_a_rest_plans_are_carried_out_once_they_pay() -> None:
     tested = planner(STEEP)
     sure = np.ones((2, DRAFTS), dtype=np.float32)
-    for _ in range(25):
+    for _ in range(45):
         # Nothing is gained by leaving sure drafts out.
         assert tested.plan(2, sure).mode is PlanMode.FIXED
     assert tested.num_plans < 25
@@ -141,7 +163,7 @@ def test_an_old_choice_is_worth_what_newer_drafts_make_of_it() -> None:
 
 def test_sizes_are_judged_apart() -> None:
     tested = planner(FLAT, overhead_us=20.0)
-    for _ in range(30):
+    for _ in range(50):
         tested.plan(4, np.full((4, DRAFTS), 0.9, dtype=np.float32))
     assert tested.expected_gain(4) is not None
     assert tested.expected_gain(8) is None
@@ -162,6 +184,71 @@ def test_own_time_is_charged() -> None:
     assert last_mode(1000.0) is PlanMode.FIXED
 
 
+def test_where_the_host_is_the_limit_nothing_is_left_out() -> None:
+    """Rows cost the device much, but it waits for the host anyway."""
+    drafts = np.tile(GOOD_AND_BAD, (4, 1))
+    # All 32 rows take the device 430 us, the 20 that pay 310.
+    assert PlanMode.DYNAMIC in rounds(planner(), drafts, 100, host_us=50.0, fixed_us=430.0)
+    assert set(rounds(planner(), drafts, 2000, host_us=900.0, fixed_us=430.0)) == {PlanMode.FIXED}
+
+
+def test_between_host_and_device_drafts_are_left_out_down_to_the_hosts_time() -> None:
+    drafts = np.tile(GOOD_AND_BAD, (4, 1))
+    free, bound = planner(), planner()
+    rounds(free, drafts, 100, host_us=0.0, fixed_us=430.0, planned_us=310.0)
+    rounds(bound, drafts, 100, host_us=390.0, fixed_us=430.0, planned_us=390.0)
+    fewest = free.plan(8, drafts)
+    more = bound.plan(8, drafts)
+    assert fewest == PlannedBudget(12, PlanMode.DYNAMIC)
+    # 28 rows take the device 390 us: 20 drafts are as many as the host gives time for.
+    assert more == PlannedBudget(20, PlanMode.DYNAMIC)
+
+
+def test_plans_that_turn_out_slower_than_reckoned_are_given_up_for_longer_and_longer() -> None:
+    """Dealing a budget out costs the device something that no table knows."""
+    drafts = np.tile(GOOD_AND_BAD, (4, 1))
+    tested = planner()
+    modes = rounds(tested, drafts, 12_000, fixed_us=430.0, planned_us=430.0)
+    tries = [list(group) for _, group in itertools.groupby(modes)]
+    lengths = [len(group) for group in tries if group[0] is PlanMode.DYNAMIC]
+    rests = [len(group) for group in tries[1:] if group[0] is PlanMode.FIXED]
+    assert max(lengths) <= 12
+    assert rests[:3] == sorted(rests[:3])
+    assert rests[2] > 2000
+    assert sum(lengths) < 0.01 * len(modes)
+
+
+def test_plans_that_are_as_fast_as_reckoned_are_compared_now_and_then() -> None:
+    drafts = np.tile(GOOD_AND_BAD, (4, 1))
+    modes = rounds(planner(), drafts, 3000, fixed_us=430.0, planned_us=310.0)
+    first = modes.index(PlanMode.DYNAMIC)
+    assert 0.95 < modes[first:].count(PlanMode.DYNAMIC) / len(modes[first:]) < 0.97
+    # A machine that changes is noticed: from now on planned rounds take longer.
+    tested = planner()
+    rounds(tested, drafts, 700, fixed_us=430.0, planned_us=310.0)
+    modes = rounds(tested, drafts, 100, fixed_us=430.0, planned_us=430.0)
+    assert modes[-1] is PlanMode.FIXED
+
+
+def test_single_slow_rounds_decide_nothing() -> None:
+    """Graphs are captured when a tier is first met, and prompts come between."""
+    drafts = np.tile(GOOD_AND_BAD, (4, 1))
+    tested = planner()
+    rounds(tested, drafts, 41, fixed_us=430.0, planned_us=310.0)
+    for _ in range(40):
+        modes = rounds(tested, drafts, 3, fixed_us=430.0, planned_us=310.0)
+        modes += rounds(tested, drafts, 1, fixed_us=430.0, planned_us=300_000.0)
+        assert set(modes) == {PlanMode.DYNAMIC}
+
+
+def test_without_the_fall_back_rounds_are_not_listened_to() -> None:
+    tested = planner(falls_back=False)
+    drafts = np.tile(GOOD_AND_BAD, (4, 1))
+    assert not tested.wants_round(8)
+    modes = rounds(tested, drafts, 50, host_us=900.0, fixed_us=430.0, planned_us=900.0)
+    assert set(modes) == {PlanMode.DYNAMIC}
+
+
 def test_limits_that_leave_nothing_to_plan_are_refused() -> None:
     with pytest.raises(ConfigError, match="max_drafts 0"):
         planner(max_drafts=0)
@@ -171,6 +258,6 @@ def test_limits_that_leave_nothing_to_plan_are_refused() -> None:
 
 def test_survivals_of_another_batch_are_refused() -> None:
     with pytest.raises(ContractError, match=r"shape \(2, 3\); expected \(3, 3\)"):
-        planner().plan(3, GOOD_AND_BAD)
+        planner(falls_back=False).plan(3, GOOD_AND_BAD)
     with pytest.raises(ContractError, match="17 requests sample, max_num_seqs is 16"):
         planner().plan(17, None)

@@ -1,0 +1,69 @@
+"""How long rounds really take: the host's part of them, and all of it beside what was reckoned."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections import deque
+from typing import NamedTuple
+
+_NUM_KEPT = 16
+_NUM_NEW = 4
+"""Rounds after which the medians are taken anew."""
+_FEWEST = 8
+"""Rounds before there are medians."""
+_ERROR_OF_MEDIAN = 1.4826 * 1.2533
+"""Standard error of a normal sample's median times sqrt(count), by the median distance to it."""
+
+
+class Round(NamedTuple):
+    """A decode step from the commit of the one before it to its own.
+
+    Attributes:
+        num_sampling: R requests that sampled.
+        num_rows: its rows at most.
+        is_planned: whether its budget was a plan's.
+        time_us: all of it.
+        host_us: without the host's waits for the device.
+    """
+
+    num_sampling: int
+    num_rows: int
+    is_planned: bool
+    time_us: float
+    host_us: float
+
+
+class RoundTimes:
+    """Medians over the newest rounds of one kind, which a single slow round does not move.
+
+    Graphs that are captured on the way, prompts of others and pauses of the caller make single
+    rounds slow by any factor, so that a mean would say nothing.
+
+    Attributes:
+        host_us: what the host needs for a step, its waits left out; None: not known yet.
+        ratio: time of a round over the time that was reckoned; None: not known yet.
+        error: standard error of `ratio`, as a share of it.
+    """
+
+    def __init__(self) -> None:
+        """No round is known."""
+        self._hosts: deque[float] = deque(maxlen=_NUM_KEPT)
+        self._ratios: deque[float] = deque(maxlen=_NUM_KEPT)
+        self._num_new = 0
+        self.host_us: float | None = None
+        self.ratio: float | None = None
+        self.error = 0.0
+
+    def add(self, host_us: float, ratio: float) -> None:
+        """Count a round."""
+        self._hosts.append(host_us)
+        self._ratios.append(ratio)
+        self._num_new += 1
+        if self._num_new < _NUM_NEW or len(self._hosts) < _FEWEST:
+            return
+        self._num_new = 0
+        self.host_us, median = statistics.median(self._hosts), statistics.median(self._ratios)
+        distance = statistics.median(abs(ratio - median) for ratio in self._ratios)
+        self.ratio = median
+        self.error = _ERROR_OF_MEDIAN * distance / median / math.sqrt(len(self._ratios))
