@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from deepinfer.device.backend import Backend, CacheKind
 from deepinfer.device.errors import ConfigError
@@ -11,6 +11,9 @@ from deepinfer.model.config import V41Config
 
 _FP32_BYTES = 4
 _GIB = 2**30
+# Graphs take memory for good, and how many will be needed is not known: steps that are issued op
+# by op, prompts above all, need the other half of what the caches leave.
+_GRAPHS_PART = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +27,7 @@ class MemoryPlan:
         windows: window rings of all slots and layers, and the prefill workspace.
         pending: rows that wait for their partner in compressors of ratio 2.
         drafts: draft windows of all slots, and drafts with the logits they were drawn from.
+        graphs: most that graphs of decode steps may take while the engine runs.
         num_blocks: blocks of the pool.
         max_num_seqs: slots of the rings.
     """
@@ -34,6 +38,7 @@ class MemoryPlan:
     windows: int
     pending: int
     drafts: int
+    graphs: int
     num_blocks: int
     max_num_seqs: int
 
@@ -45,6 +50,7 @@ class MemoryPlan:
         backend: Backend,
         *,
         max_drafts: int = 0,
+        replays: bool = False,
     ) -> MemoryPlan:
         """The plan of caches of this geometry on a backend that holds the weights already.
 
@@ -53,6 +59,7 @@ class MemoryPlan:
             geometry: of its caches.
             backend: device layer.
             max_drafts: drafts of a sequence that are kept between steps.
+            replays: whether decode steps are replayed as graphs.
         """
         facts = backend.runtime.memory()
         window_row = backend.cache_row_bytes(CacheKind.WINDOW, config.head_dim)
@@ -62,21 +69,23 @@ class MemoryPlan:
         draft_rows = config.num_nextn_predict_layers * geometry.max_num_seqs * geometry.draft_ring
         kept_drafts = (geometry.max_num_seqs + 1) * max_drafts * config.vocab_size
         waiting = halves * geometry.max_num_seqs * geometry.pending_ring
-        return cls(
+        plan = cls(
             used=facts.total_bytes - facts.free_bytes,
             free=facts.free_bytes,
             pool=geometry.num_blocks * cache_block_bytes(config, geometry.block_size, backend),
             windows=rows * window_row,
             pending=waiting * 2 * config.head_dim * _FP32_BYTES,
             drafts=draft_rows * window_row + kept_drafts * _FP32_BYTES,
+            graphs=0,
             num_blocks=geometry.num_blocks,
             max_num_seqs=geometry.max_num_seqs,
         )
+        return replace(plan, graphs=max(0, plan.left) // _GRAPHS_PART) if replays else plan
 
     @property
     def left(self) -> int:
-        """Free bytes that remain for activations and graphs; negative when the plan is too big."""
-        return self.free - self.pool - self.windows - self.pending - self.drafts
+        """Free bytes that remain for activations; negative when the plan is too big."""
+        return self.free - self.pool - self.windows - self.pending - self.drafts - self.graphs
 
     def require_room(self) -> None:
         """Refuse a plan that the device cannot hold.
@@ -100,7 +109,8 @@ class MemoryPlan:
             (f"window rings, {self.max_num_seqs} sequences", self.windows),
             ("rows waiting in compressors", self.pending),
             ("drafts and their windows", self.drafts),
-            ("left for activations and graphs", self.left),
+            ("graphs of decode steps, at most", self.graphs),
+            ("left for activations", self.left),
         )
         lines = [f"  {name:36} {size / _GIB:9.3f} GiB" for name, size in rows]
         return "\n".join(["memory budget", *lines])

@@ -14,12 +14,13 @@ probabilities replay the first graph and issue the rest op by op; prompts are is
 Graphs are captured on the host's time, with a step of padding requests only: sampling twice what
 is to be sampled once would verify the wrong drafts. All graphs are replayed one after the other,
 a pair without another step between, so they may share the memory of what lives inside them; what
-the second reads of the first, logits above all, is kept for each tier.
+the second reads of the first, logits above all, is kept for each tier. The memory plan reserves
+memory for that (`graph_memory.py`); when it is used up, steps of further tiers, or the ends of
+steps with further kinds of work, are issued op by op.
 """
 
 from __future__ import annotations
 
-import logging
 from dataclasses import dataclass, field
 
 import torch
@@ -28,6 +29,7 @@ from torch import Tensor
 from deepinfer.device.ops.sampling import SampleWork
 from deepinfer.device.runtime import Graph, Runtime, StepKind
 from deepinfer.engine.batch_builder import BuiltStep
+from deepinfer.engine.graph_memory import GraphMemory
 from deepinfer.engine.sampling_batch import PACKED_ROWS, SamplingBatch
 from deepinfer.engine.step_program import Finished, StepProgram
 from deepinfer.engine.step_run import HostResults, finish_eagerly
@@ -35,7 +37,7 @@ from deepinfer.engine.step_tiers import Tier, tier_of
 from deepinfer.engine.step_upload import DeviceStep, TierLayout
 from deepinfer.model.forwarded import Forwarded
 
-_log = logging.getLogger(__name__)
+_FP32_BYTES = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +84,9 @@ class StepGraphs:
         self,
         program: StepProgram,
         runtime: Runtime,
+        memory: GraphMemory,
         *,
+        vocab_size: int,
         block_size: int,
         history_len: int,
         max_key_len: int,
@@ -92,13 +96,16 @@ class StepGraphs:
 
         Args:
             program: what is captured.
-            runtime: captures it.
+            runtime: runs it.
+            memory: captures it.
+            vocab_size: logits of a row.
             block_size: tokens of a cache block.
             history_len: tokens before a request that the model looks at.
             max_key_len: longest sequence in tokens.
             max_drafts: most drafts of a request.
         """
-        self._program, self._runtime = program, runtime
+        self._program, self._runtime, self._memory = program, runtime, memory
+        self._vocab_size = vocab_size
         self._block_size, self._history_len = block_size, history_len
         self._max_key_len, self._max_drafts = max_key_len, max_drafts
         self._tiers: dict[Tier, _TierGraphs] = {}
@@ -111,6 +118,8 @@ class StepGraphs:
     def run(self, built: BuiltStep) -> ReplayedRun | None:
         """A run of a step by its tier's graphs; None if such a step is not replayed.
 
+        Nor is one for whose graph no memory is left.
+
         Raises:
             DeviceMemoryError: the device has no memory for a graph of the tier.
         """
@@ -118,11 +127,17 @@ class StepGraphs:
             return None
         tier = tier_of(built, max_key_len=self._max_key_len, max_drafts=self._max_drafts)
         if tier not in self._tiers:
-            self._tiers[tier] = self._capture(tier)
-        return ReplayedRun(self._program, self._tiers[tier], built, self._runtime)
+            captured = self._capture(tier)
+            if captured is None:
+                return None
+            self._tiers[tier] = captured
+        return ReplayedRun(self._program, self._tiers[tier], built, self._runtime, self._memory)
 
-    def _capture(self, tier: Tier) -> _TierGraphs:
+    def _capture(self, tier: Tier) -> _TierGraphs | None:
         program, runtime = self._program, self._runtime
+        name, logits = f"decode steps, {tier}", tier.num_rows * self._vocab_size
+        if not self._memory.has_room(name, logits * _FP32_BYTES):
+            return None
         layout = TierLayout(
             tier,
             block_size=self._block_size,
@@ -138,8 +153,7 @@ class StepGraphs:
         def work() -> None:
             found[:] = [program.forward(step)]
 
-        graph = runtime.capture(work)
-        _log.info("graph of decode steps: %s", tier)
+        graph = self._memory.capture(name, work)
         return _TierGraphs(layout, inputs, _on_device(controls, runtime), graph, found)
 
 
@@ -147,10 +161,16 @@ class ReplayedRun:
     """A decode step issued as graphs."""
 
     def __init__(
-        self, program: StepProgram, tier: _TierGraphs, built: BuiltStep, runtime: Runtime
+        self,
+        program: StepProgram,
+        tier: _TierGraphs,
+        built: BuiltStep,
+        runtime: Runtime,
+        memory: GraphMemory,
     ) -> None:
         """Pack the step's inputs as the tier wants them."""
-        self._program, self._tier, self._built, self._runtime = program, tier, built, runtime
+        self._program, self._tier, self._built = program, tier, built
+        self._runtime, self._memory = runtime, memory
         self._upload = tier.layout.pack(built, runtime)
 
     def forward(self) -> None:
@@ -160,6 +180,8 @@ class ReplayedRun:
     def prepare(self, sampling: SamplingBatch) -> None:
         if not sampling.is_plain or sampling.work in self._tier.finish:
             return
+        if not self._memory.has_room(self._name(sampling), 0):
+            return
         stream = self._runtime.compute_stream
         stream.enqueue(self._forward_of_padding)
         self._tier.finish[sampling.work] = self._capture(sampling)
@@ -167,7 +189,7 @@ class ReplayedRun:
 
     def finish(self, sampling: SamplingBatch, host: HostResults) -> None:
         tier = self._tier
-        if not sampling.is_plain:
+        if not sampling.is_plain or sampling.work not in tier.finish:
             ((step, forwarded),) = tier.found
             num_seqs, num_rows = self._built.num_samples, self._built.batch.input_ids.shape[0]
             step = step.narrowed(num_seqs, num_rows)
@@ -200,7 +222,10 @@ class ReplayedRun:
             # A step whose drafts nobody can use drafts nonetheless; there is one graph less.
             found[:] = [program.finish(step, forwarded, controls, drafts=True)]
 
-        return _FinishGraph(self._runtime.capture(work), found)
+        return _FinishGraph(self._memory.capture(self._name(sampling), work), found)
+
+    def _name(self, sampling: SamplingBatch) -> str:
+        return f"{sampling.work.name.lower()} sampling, {self._tier.controls.shape[1]} requests"
 
 
 def _on_device(host: Tensor, runtime: Runtime) -> Tensor:

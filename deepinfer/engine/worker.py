@@ -22,6 +22,7 @@ from deepinfer.device.numerics import Determinism
 from deepinfer.device.runtime import run_on
 from deepinfer.engine.batch_builder import BuiltStep
 from deepinfer.engine.draft_rounds import DraftModel
+from deepinfer.engine.graph_memory import GraphMemory
 from deepinfer.engine.kv_sizing import longest_sequence, num_kv_blocks
 from deepinfer.engine.memory_plan import MemoryPlan
 from deepinfer.engine.remap import ResultRing
@@ -68,6 +69,7 @@ class Worker:
         async_depth: int,
         speculation: Speculation | None = None,
         max_key_len: int | None = None,
+        graph_bytes: int = 0,
     ) -> None:
         """Allocate caches and results, bind the ops of sampling.
 
@@ -80,6 +82,7 @@ class Worker:
             speculation: drafter and number of drafts; None decodes token by token.
             max_key_len: replay decode steps as graphs, of sequences of so many tokens at most;
                 None issues them op by op.
+            graph_bytes: memory reserved for these graphs.
         Raises:
             CapabilityError: the backend lacks an op of sampling, verification or step correction.
         """
@@ -104,6 +107,8 @@ class Worker:
             self._graphs = StepGraphs(
                 self._program,
                 self._runtime,
+                GraphMemory(self._runtime, graph_bytes),
+                vocab_size=config.vocab_size,
                 block_size=geometry.block_size,
                 history_len=config.history_len,
                 max_key_len=max_key_len,
@@ -146,10 +151,12 @@ class Worker:
             max_drafts=max_drafts,
             has_drafter=drafter is not None,
         )
-        plan = MemoryPlan.of(model_config, geometry, backend, max_drafts=max_drafts)
+        replays = DECODE_GRAPHS in backend.features
+        plan = MemoryPlan.of(
+            model_config, geometry, backend, max_drafts=max_drafts, replays=replays
+        )
         plan.require_room()
         _log.info("%s", plan)
-        replays = DECODE_GRAPHS in backend.features
         return cls(
             backend,
             model,
@@ -158,6 +165,7 @@ class Worker:
             async_depth=scheduler.async_depth,
             speculation=None if drafter is None else Speculation(drafter, max_drafts),
             max_key_len=longest_sequence(config, model_config) if replays else None,
+            graph_bytes=plan.graphs,
         )
 
     @property

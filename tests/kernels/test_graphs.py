@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from deepinfer.device.errors import DeviceMemoryError
+from deepinfer.device.runtime import MemoryFacts
 from deepinfer_cuda_sm100.graphs import CudaGraph, GraphCapture, RepeatedWork
 from deepinfer_cuda_sm100.options import CudaOptions
 from deepinfer_cuda_sm100.runtime import CudaRuntime
@@ -124,6 +125,26 @@ def test_what_only_the_work_refers_to_lives_as_long_as_the_graph(cuda: Cuda) -> 
     del graph
     gc.collect()
     assert read() is None
+
+
+def test_idle_memory_of_the_pool_is_not_free(cuda: Cuda, monkeypatch: pytest.MonkeyPatch) -> None:
+    segments = [
+        {"segment_pool_id": pool, "total_size": total, "allocated_size": allocated}
+        for pool, total, allocated in [((0, 0), 400, 100), ("the pool", 50, 20), ("other", 9, 2)]
+    ]
+    for name, value in {
+        "memory_snapshot": lambda: segments,
+        "mem_get_info": lambda device: (1000, 9000),
+        "memory_reserved": lambda device: 459,
+        "memory_allocated": lambda device: 122,
+    }.items():
+        monkeypatch.setattr(torch.cuda, name, value)
+    runtime = CudaRuntime(CudaOptions(interpret=True))
+    capture = GraphCapture(cuda.default, torch.device("cuda", 0))  # type: ignore[arg-type]
+    monkeypatch.setattr(runtime, "_graphs", capture)
+    monkeypatch.setattr(runtime, "_interprets", False)
+    assert runtime.memory() == MemoryFacts(9000, 1000 + 337 - 30)
+    runtime.close()
 
 
 def test_interpreting_runtime_repeats_the_work() -> None:

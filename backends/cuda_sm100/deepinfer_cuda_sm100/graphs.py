@@ -40,6 +40,15 @@ class GraphCapture:
         self._stream = torch.cuda.Stream(device)
         self._pool = torch.cuda.graph_pool_handle()
 
+    @property
+    def idle_bytes(self) -> int:
+        """Memory of the pool that no tensor has now; only later graphs can have it."""
+        return sum(
+            segment["total_size"] - segment["allocated_size"]
+            for segment in torch.cuda.memory_snapshot()
+            if segment["segment_pool_id"] == self._pool
+        )
+
     def capture(self, work: Callable[[], None]) -> CudaGraph:
         """Run `work` once, so that every kernel is compiled and loaded, then capture it.
 

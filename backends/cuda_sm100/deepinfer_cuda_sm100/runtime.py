@@ -139,7 +139,10 @@ class CudaRuntime:
             return self._graphs.capture(work)
 
     def memory(self) -> MemoryFacts:
-        """Memory of the device; what torch has cached and does not use counts as free."""
+        """Memory of the device; what torch has cached and does not use counts as free.
+
+        What it has cached for graphs does not: nothing else can have that.
+        """
         self._require_open("memory")
         if self._interprets:
             return MemoryFacts(_INTERPRETED_BYTES, _INTERPRETED_BYTES)
@@ -147,6 +150,8 @@ class CudaRuntime:
         cached = torch.cuda.memory_reserved(self._device) - torch.cuda.memory_allocated(
             self._device
         )
+        if self._graphs is not None:
+            cached -= self._graphs.idle_bytes
         return MemoryFacts(total_bytes=total, free_bytes=free + cached)
 
     def close(self) -> None:

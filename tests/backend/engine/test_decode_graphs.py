@@ -6,7 +6,7 @@ import json
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -16,8 +16,11 @@ from deepinfer import LLM, SamplingParams
 from deepinfer.config import EngineConfig, override
 from deepinfer.device.backend_config import BackendConfig
 from deepinfer.device.numerics import Numerics
+from deepinfer.device.runtime import Graph, MemoryFacts, Runtime
+from deepinfer.engine.graph_memory import GraphMemory
 from deepinfer.engine.llm_engine import LLMEngine
 from deepinfer.engine.outputs import RequestOutput
+from deepinfer.engine.step_graphs import StepGraphs
 from deepinfer.engine.worker import Worker
 from deepinfer.speculation.cost_tables import CostTables
 from deepinfer_reference.backend import ReferenceBackend
@@ -131,46 +134,86 @@ SPECULATING: list[dict[str, Any]] = [
 COSTS = CostTables({1: 1.0}, {1: 350.0, 200: 10300.0})
 
 
+def life(
+    mode: str, depth: int, *, replays: bool, reserved_bytes: int | None = None
+) -> tuple[dict[str, list[int]], LLMEngine]:
+    """Greedy, drawn and filtered drafts; requests that come late, end early and are preempted."""
+    engine = scripted_engine(
+        liked,
+        {
+            "speculation.mode": mode,
+            "scheduler.async_depth": depth,
+            "cache.block_size": 4,
+            "cache.num_blocks": 16,
+        },
+        model_class=CheckingModel,
+        runtime_seed=depth,
+        propose=half_liked,
+        confidence=lambda position: 0.3 + 0.6 * (position % 3 > 0),
+        costs=COSTS,
+        replays=replays,
+    )
+    if reserved_bytes is not None:
+        shrinking = cast("Runtime", Shrinking(worker_of(engine)._runtime))
+        graphs_of(engine)._memory = GraphMemory(shrinking, reserved_bytes)
+    for number, fields in enumerate(SPECULATING):
+        params = SamplingParams.model_validate({"seed": number, "ignore_eos": True} | fields)
+        engine.add_request(f"r{number}", [5 + number] * (1 + 3 * number), params)
+        engine.step()
+    found = {name: outputs[-1].outputs[0].token_ids for name, outputs in collect(engine).items()}
+    engine.close()
+    return found, engine
+
+
 @pytest.mark.parametrize("depth", [0, 1, 2])
 @pytest.mark.parametrize("mode", ["off", "fixed", "dynamic"])
 def test_replayed_rounds_change_no_token(mode: str, depth: int) -> None:
-    """Greedy, drawn and filtered drafts; requests that come late, end early and are preempted."""
-
-    def life(replays: bool) -> tuple[dict[str, list[int]], LLMEngine]:
-        engine = scripted_engine(
-            liked,
-            {
-                "speculation.mode": mode,
-                "scheduler.async_depth": depth,
-                "cache.block_size": 4,
-                "cache.num_blocks": 16,
-            },
-            model_class=CheckingModel,
-            runtime_seed=depth,
-            propose=half_liked,
-            confidence=lambda position: 0.3 + 0.6 * (position % 3 > 0),
-            costs=COSTS,
-            replays=replays,
-        )
-        for number, fields in enumerate(SPECULATING):
-            params = SamplingParams.model_validate({"seed": number, "ignore_eos": True} | fields)
-            engine.add_request(f"r{number}", [5 + number] * (1 + 3 * number), params)
-            engine.step()
-        found = {
-            name: outputs[-1].outputs[0].token_ids for name, outputs in collect(engine).items()
-        }
-        engine.close()
-        return found, engine
-
-    expected, eager = life(replays=False)
-    found, replaying = life(replays=True)
+    expected, eager = life(mode, depth, replays=False)
+    found, replaying = life(mode, depth, replays=True)
     assert found == expected
     # Steps, preemptions and what came of drafts: a lost draft costs no token, but a round.
     assert replaying.stats() == eager.stats()
     assert replaying.stats().num_preemptions > 0
-    graphs = worker_of(replaying)._graphs
+    tiers = graphs_of(replaying)._tiers.values()
+    assert len({work for tier in tiers for work in tier.finish}) > 1
+
+
+class Shrinking:
+    """A runtime of which every capture takes a million bytes."""
+
+    def __init__(self, runtime: Runtime) -> None:
+        self._runtime = runtime
+        self._num_captured = 0
+
+    def memory(self) -> MemoryFacts:
+        return MemoryFacts(10**9, 10**9 - 10**6 * self._num_captured)
+
+    def capture(self, work: Callable[[], None]) -> Graph:
+        self._num_captured += 1
+        return self._runtime.capture(work)
+
+
+@pytest.mark.parametrize("num_graphs", [0, 1, 4])
+@pytest.mark.parametrize("mode", ["off", "fixed"])
+def test_steps_without_memory_for_their_graph_change_no_token(
+    mode: str, num_graphs: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Nothing is replayed; or the first half of some steps; or some steps and not others."""
+    expected, eager = life(mode, 1, replays=False)
+    reserved_bytes = max(0, num_graphs * 10**6 - 1)
+    found, replaying = life(mode, 1, replays=True, reserved_bytes=reserved_bytes)
+    assert found == expected
+    assert replaying.stats() == eager.stats()
+    assert graphs_of(replaying).num_graphs == num_graphs
+    assert graphs_of(replaying)._memory.taken_bytes == num_graphs * 10**6
+    warnings = [r.message for r in caplog.records if "are issued op by op" in r.message]
+    assert len(warnings) == 1
+
+
+def graphs_of(engine: LLMEngine) -> StepGraphs:
+    graphs = worker_of(engine)._graphs
     assert graphs is not None
-    assert len({work for tier in graphs._tiers.values() for work in tier.finish}) > 1
+    return graphs
 
 
 def worker_of(engine: LLMEngine) -> Worker:

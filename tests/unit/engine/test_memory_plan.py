@@ -49,7 +49,23 @@ def test_parts_are_counted_in_rows_of_the_backend(config: V41Config) -> None:
     per_block = sum(64 // config.ratio(source) for source in config.kv_source_layer_ids)
     assert plan.pool == 100 * per_block * (288 + 68)
     assert plan.used == 121 * GIB
+    assert plan.graphs == 0
     assert plan.left == plan.free - plan.pool - plan.windows - plan.pending
+
+
+def test_graphs_may_take_half_of_what_the_caches_leave(config: V41Config) -> None:
+    made = geometry(config, num_blocks=100, max_num_seqs=8)
+    plain = MemoryPlan.of(config, made, backend(20.0))
+    plan = MemoryPlan.of(config, made, backend(20.0), replays=True)
+    assert plan.graphs == plain.left // 2
+    assert plan.left == plain.left - plan.graphs
+    assert f"graphs of decode steps, at most {plan.graphs / GIB:14.3f} GiB" in str(plan)
+
+
+def test_a_plan_without_room_reserves_nothing_for_graphs(config: V41Config) -> None:
+    made = geometry(config, num_blocks=10**6, max_num_seqs=8)
+    plain = MemoryPlan.of(config, made, backend(2.0))
+    assert MemoryPlan.of(config, made, backend(2.0), replays=True) == plain
 
 
 def test_plan_is_printed_part_by_part(config: V41Config) -> None:
