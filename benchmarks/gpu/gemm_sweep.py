@@ -100,8 +100,8 @@ def candidates() -> Iterator[Candidate]:
         else:
             for tile in TILES:
                 yield Candidate(shape, {"tile": tile})
-            for mib in PIECES_MIB:
-                yield Candidate(shape, {"piece_bytes": mib << 20})
+        for mib in PIECES_MIB:
+            yield Candidate(shape, {"piece_bytes": mib << 20})
         for groups, num_warps in DEQUANTISERS:
             yield Candidate(shape, {"groups": groups, "num_warps": num_warps})
 

@@ -95,7 +95,8 @@ class ManyRows(NamedTuple):
         summing_tile: where a program computes all parts of a split and adds them up; it holds two
             accumulators.
         summing_programs: programs from which on they do so: most multiprocessors have one.
-        piece_bytes: of bf16 weights that are dequantised at a time, at most.
+        piece_bytes: of bf16 weights that are dequantised at a time, at most. A piece is two
+            launches, which the host pays for where nothing captures them.
         multiprocessors: programs of `tile` that run at once; a piece is as many outputs as give
             every one of them the same number of programs. (132: SM90; SM100 has 148.)
         groups: of 32 weights in a program of the dequantiser.
