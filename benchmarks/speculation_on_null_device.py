@@ -37,9 +37,9 @@ from deepinfer.engine.step_runner import PreSamplerSync
 from deepinfer.engine.step_state import SamplerOutput, SchedulerOutputs, WorkerStepState
 from deepinfer.engine.step_tiers import row_tier
 from deepinfer.model.config import V41Config
+from deepinfer.speculation.budget import admitted
 from deepinfer.speculation.cost_tables import CostTables
 from deepinfer.speculation.planner import Scheduling, VerifyPlanner
-from deepinfer.speculation.simulator import admitted
 from deepinfer.text.tokenizer import TextTokenizer
 
 MODES = ("off", "fixed", "dynamic")

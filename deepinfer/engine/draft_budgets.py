@@ -54,6 +54,8 @@ class DraftBudgets:
         self._history = SurvivalHistory(max_num_seqs, max_drafts)
         # By slot: whose domain it is, and the domain.
         self._domains: list[tuple[Hashable, str | None]] = [(None, None)] * max_num_seqs
+        # By step in flight: drafts of a plan that is not carried out in it.
+        self._foregone: dict[int, int] = {}
         self._watch = None if planner is None else RoundWatch(planner.clock_us)
         self.metrics = SpeculationMetrics(max_drafts)
 
@@ -68,6 +70,7 @@ class DraftBudgets:
             return None
         if not planner.wants_survival(len(sequences)):
             planner.plan(len(sequences), None)
+            self._remember_foregone(scheduled.step, planner)
             return None
         slots, owners = [metadata.slot for metadata in sequences], _owners(sequences)
         if planner.scheduling is Scheduling.SYNCHRONOUS:
@@ -81,9 +84,14 @@ class DraftBudgets:
             bounds = np.array(query_lens)[:, None] - 1
             survival[np.arange(self._max_drafts) >= bounds] = 0.0
         budget = planner.plan(len(sequences), survival)
+        self._remember_foregone(scheduled.step, planner)
         if budget.mode is PlanMode.FIXED:
             return None
         return budget.num_drafts
+
+    def _remember_foregone(self, step: int, planner: VerifyPlanner) -> None:
+        if planner.foregone is not None:
+            self._foregone[step] = planner.foregone
 
     def wait(self, collect: Callable[[], T]) -> T:
         """Call something that waits for the device; the planner is not told that time as work."""
@@ -121,15 +129,32 @@ class DraftBudgets:
             survival = survival[rows]
         slots, owners = [metadata.slot for metadata in current], _owners(current)
         if scheduled.kind is StepKind.DECODE:
+            verified = self._history.newest(slots, owners, unknown=float("nan"))
+            if self._foregone:
+                self._tell_outcome(scheduled, num_accepted, verified)
             self.metrics.add_step(
                 [metadata.query_len - 1 for metadata in current],
                 num_verified,
                 num_accepted,
-                survival=self._history.newest(slots, owners, unknown=float("nan")),
+                survival=verified,
                 domains=self._domains_of(current, slots, owners),
                 is_planned=scheduled.draft_budget is not None,
             )
         self._history.put(slots, owners, survival)
+
+    def _tell_outcome(
+        self,
+        scheduled: SchedulerOutputs,
+        num_accepted: npt.NDArray[np.int64],
+        survival: Survival,
+    ) -> None:
+        """Tell the planner what came where its plan was not carried out."""
+        num_drafts = self._foregone.pop(scheduled.step, None)
+        if num_drafts is None or self._planner is None:
+            return
+        is_whole = len(survival) == len(scheduled.sequences) and not np.isnan(survival).any()
+        if is_whole and min(m.query_len for m in scheduled.sequences) > self._max_drafts:
+            self._planner.add_outcome(num_drafts, survival, num_accepted)
 
     def _domains_of(
         self,

@@ -127,6 +127,23 @@ def foreseen_stop_budget(tokens: Times, times_us: Times, foreseen: Times) -> Bud
     return Budget(chosen, float(tokens[chosen]), float(times_us[chosen]))
 
 
+def admitted(survival: Survival, num_drafts: int) -> npt.NDArray[np.int64]:
+    """[R] drafts of each request among the likeliest of the batch, as the device admits them.
+
+    Args:
+        survival: [R, D] fp32.
+        num_drafts: K.
+    """
+    seqs, places = np.indices(survival.shape)
+    order = np.lexsort((seqs.ravel(), places.ravel(), -survival.ravel()))
+    chosen = order[:num_drafts]
+    likely = chosen[survival.ravel()[chosen] >= SURVIVAL_FLOOR]
+    counts: npt.NDArray[np.int64] = np.bincount(
+        seqs.ravel()[likely], minlength=len(survival)
+    ).astype(np.int64)
+    return counts
+
+
 def lower_envelope(times_us: Times) -> Times:
     """The largest convex function below [N + 1] times, at the same places."""
     corners: list[int] = []

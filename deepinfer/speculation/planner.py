@@ -29,6 +29,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from deepinfer.device.errors import ConfigError, ContractError
 from deepinfer.speculation.budget import (
@@ -40,6 +41,7 @@ from deepinfer.speculation.budget import (
     lower_envelope,
 )
 from deepinfer.speculation.cost_tables import CostTables, Times
+from deepinfer.speculation.foregone_plans import ForegonePlans
 from deepinfer.speculation.round_times import Round, RoundTimes
 
 _SMOOTHING = 1.0 / 16.0
@@ -100,6 +102,7 @@ class _Record:
         profile: tokens by share of the drafts, of one request.
         fixed: rounds of the fixed length.
         planned: rounds of plans that were carried out since the last rest.
+        foregone: plans that were not, and what came in their rounds.
     """
 
     gains: int = 0
@@ -112,6 +115,7 @@ class _Record:
     profile: Times | None = None
     fixed: RoundTimes = field(default_factory=RoundTimes)
     planned: RoundTimes = field(default_factory=RoundTimes)
+    foregone: ForegonePlans = field(default_factory=ForegonePlans)
 
     def add_gain(self, gain: float) -> None:
         self.gains += 1
@@ -123,10 +127,13 @@ class _Record:
 
     @property
     def real_gain(self) -> float | None:
-        """The mean gain with rounds as long as they were; None before the first."""
-        if self.mean_gain is None or self.fixed.ratio is None or self.planned.ratio is None:
-            return self.mean_gain
-        return (1.0 + self.mean_gain) * self.fixed.ratio / self.planned.ratio - 1.0
+        """The mean gain, with tokens and times as they came; None before the first."""
+        if self.mean_gain is None:
+            return None
+        rate = (1.0 + self.mean_gain) * self.foregone.correction
+        if self.fixed.ratio is not None and self.planned.ratio is not None:
+            rate *= self.fixed.ratio / self.planned.ratio
+        return rate - 1.0
 
     def pays(self, cost_noise: float) -> bool | None:
         """Whether the gain is above its noise; None: not known well enough."""
@@ -135,6 +142,7 @@ class _Record:
             return None
         variance = max(0.0, self.mean_square - self.mean_gain**2)
         error = math.sqrt(variance / min(self.gains, 1.0 / _SMOOTHING))
+        error = math.hypot(error, self.foregone.error)
         if self.planned.ratio is not None:
             error = math.hypot(error, self.fixed.error, self.planned.error)
         return gain > max(cost_noise, error)
@@ -154,7 +162,6 @@ class _Record:
         if self.num_carried_out > _PLANS_PER_COMPARISON and self.fixed.ratio is not None:
             self.num_carried_out, self.num_fixed = 0, _STEPS_TO_COMPARE
             self.num_rests = _STEPS_TO_REST
-            self.chosen.clear()
 
     def add_tokens(self, tokens: Times) -> None:
         """Remember tokens by K, of a request by the share of its drafts."""
@@ -177,6 +184,8 @@ class VerifyPlanner:
 
     Attributes:
         num_plans: steps for which it looked at confidences.
+        foregone: K that the newest decision would have been, where all drafts are verified
+            nonetheless; None where it was carried out, or nothing is to be learned from it.
         scheduling: which confidences it wants.
     """
 
@@ -232,6 +241,7 @@ class VerifyPlanner:
         self._given_overhead_us = overhead_us
         self._own_us = 0.0
         self.num_plans = 0
+        self.foregone: int | None = None
         self._clock_us = clock_us or (lambda: time.perf_counter_ns() / 1000.0)
 
     @property
@@ -272,12 +282,15 @@ class VerifyPlanner:
                 "make the planner for the scheduler's limit"
             )
         fixed = PlannedBudget(num_sampling * self._max_drafts, PlanMode.FIXED)
+        self.foregone = None
         limit = self._most_drafts(num_sampling, num_other_rows)
         if num_sampling == 0:
             return fixed
         record = self._record(num_sampling)
         if self._is_fixed(record, num_sampling, num_other_rows):
             record.num_fixed -= 1
+            if record.chosen:  # between planned rounds: as the newest of them
+                self.foregone = round(record.chosen[-1] * num_sampling)
             return fixed
         if survival is None:
             survival = np.ones((num_sampling, self._max_drafts), dtype=np.float32)
@@ -298,6 +311,7 @@ class VerifyPlanner:
             record.rest()
         # Until plans are known to pay they are looked at, and not carried out.
         if limit >= fixed.num_drafts and (not pays or budget >= fixed.num_drafts):
+            self.foregone = budget
             return fixed
         record.carry_out()
         return PlannedBudget(budget, PlanMode.DYNAMIC)
@@ -322,6 +336,18 @@ class VerifyPlanner:
         reckoned_us = float(self._rounds(device_us, record, is_planned=ended.is_planned)[0])
         kind = record.planned if ended.is_planned else record.fixed
         kind.add(ended.host_us, ended.time_us / reckoned_us)
+
+    def add_outcome(
+        self, num_drafts: int, survival: Survival, accepted: npt.NDArray[np.int64]
+    ) -> None:
+        """Hear what came in a round that verified all drafts, though a plan for it was foregone.
+
+        Args:
+            num_drafts: the `foregone` of its step.
+            survival: [R, D] fp32 of its drafts.
+            accepted: [R] drafts accepted.
+        """
+        self._record(len(survival)).foregone.add(num_drafts, survival, accepted)
 
     def expected_gain(self, num_sampling: int) -> float | None:
         """Mean gain over the fixed length for batches of about this size; None: not known yet."""
@@ -376,7 +402,7 @@ class VerifyPlanner:
         if self.scheduling is Scheduling.ASYNCHRONOUS:
             full = len(record.chosen) == _PLANS_OF_AGE
             judged = round(record.chosen[0] * num_sampling) if full else None
-            record.chosen.append(budget.num_drafts / num_sampling)
+        record.chosen.append(budget.num_drafts / num_sampling)
         if judged is not None:
             (fixed_us,) = self._rounds(device_us[-1:], record, is_planned=False)
             rate = tokens[judged] / times[judged]

@@ -11,10 +11,8 @@ from collections import deque
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
-from deepinfer.device.ops.spec import SURVIVAL_FLOOR
-from deepinfer.speculation.budget import Survival
+from deepinfer.speculation.budget import Survival, admitted
 from deepinfer.speculation.cost_tables import CostTables
 from deepinfer.speculation.planner import PlanMode, Scheduling, VerifyPlanner
 from deepinfer.speculation.round_times import Round
@@ -134,6 +132,8 @@ def simulate(
             round_us = max(round_us, scenario.host_us)
         time_us += round_us
         if scheduling is not None:
+            if planner.foregone is not None:
+                planner.add_outcome(planner.foregone, survival, right)
             planner.add_round(Round(num_requests, rows, is_planned, round_us, scenario.host_us))
     rounds = num_requests * num_steps
     return Outcome(
@@ -142,20 +142,3 @@ def simulate(
         tokens_per_s=(rounds + accepted) / time_us * 1e6,
         planned_share=planned / num_steps,
     )
-
-
-def admitted(survival: Survival, num_drafts: int) -> npt.NDArray[np.int64]:
-    """[R] drafts of each request among the likeliest of the batch, as the device admits them.
-
-    Args:
-        survival: [R, D] fp32.
-        num_drafts: K.
-    """
-    seqs, places = np.indices(survival.shape)
-    order = np.lexsort((seqs.ravel(), places.ravel(), -survival.ravel()))
-    chosen = order[:num_drafts]
-    likely = chosen[survival.ravel()[chosen] >= SURVIVAL_FLOOR]
-    counts: npt.NDArray[np.int64] = np.bincount(
-        seqs.ravel()[likely], minlength=len(survival)
-    ).astype(np.int64)
-    return counts

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from deepinfer.device.ops.spec import SURVIVAL_FLOOR
-from deepinfer.speculation.simulator import admitted
+from deepinfer.speculation.budget import admitted
 from deepinfer_reference.ops.spec import admit_drafts
 
 CONFIDENCES = st.one_of(st.floats(0.0, 1.0, width=32), st.sampled_from([0.0, 0.25, 0.5, 1.0]))

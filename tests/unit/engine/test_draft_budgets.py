@@ -168,6 +168,33 @@ def test_the_planner_hears_how_long_rounds_take(monkeypatch: pytest.MonkeyPatch)
     assert heard == [Round(2, 6, False, 300.0, 200.0)] * 2
 
 
+@pytest.mark.parametrize("query_len", [1 + DRAFTS, DRAFTS])
+def test_the_planner_hears_what_came_where_its_plan_was_foregone(
+    monkeypatch: pytest.MonkeyPatch, query_len: int
+) -> None:
+    planner = VerifyPlanner(COSTS, max_drafts=DRAFTS, max_num_seqs=4)
+    heard: list[tuple[int, list[list[float]], list[int]]] = []
+
+    def add_outcome(num_drafts: int, survival: Survival, accepted: np.ndarray) -> None:
+        heard.append((num_drafts, survival.tolist(), accepted.tolist()))
+
+    monkeypatch.setattr(planner, "add_outcome", add_outcome)
+    tested, members = DraftBudgets(planner, max_num_seqs=4, max_drafts=DRAFTS), sequences(2)
+    collect(tested, step(0, members, kind=StepKind.PREFILL), CERTAIN, [0.5, 0.0])
+    inflight = step(1, members)
+    tested.choose(inflight)
+    for number in range(2, 24):
+        newer = step(number, members)
+        rows = [metadata._replace(query_len=query_len) for metadata in newer.sequences]
+        newer = replace(newer, sequences=tuple(rows))
+        tested.choose(newer)
+        collect(tested, inflight, CERTAIN, [0.5, 0.0], accepted=1)
+        inflight = newer
+    # Steps 21 and 22 were planned and are committed; told only if every draft was verified.
+    is_whole = query_len == 1 + DRAFTS
+    assert heard == [(2, [CERTAIN, [0.5, 0.0]], [1, 1])] * 2 * is_whole
+
+
 def test_a_resting_planner_is_shown_no_survivals(monkeypatch: pytest.MonkeyPatch) -> None:
     planner = VerifyPlanner(COSTS, max_drafts=DRAFTS, max_num_seqs=4)
     tested, members = DraftBudgets(planner, max_num_seqs=4, max_drafts=DRAFTS), sequences(2)

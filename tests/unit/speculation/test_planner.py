@@ -218,6 +218,23 @@ def test_plans_that_turn_out_slower_than_reckoned_are_given_up_for_longer_and_lo
     assert sum(lengths) < 0.01 * len(modes)
 
 
+def test_confidences_that_promise_too_much_of_leaving_drafts_out_are_found_out() -> None:
+    """They say that half of the batch has bad drafts, and all are accepted."""
+    drafts = np.tile(GOOD_AND_BAD, (4, 1))
+
+    def modes(accepted: int) -> set[PlanMode]:
+        tested = planner()
+        found = set()
+        for _ in range(600):
+            found.add(tested.plan(8, drafts).mode)
+            if tested.foregone is not None:
+                tested.add_outcome(tested.foregone, drafts, np.array([3, accepted] * 4))
+        return found
+
+    assert modes(0) == set(PlanMode)
+    assert modes(3) == {PlanMode.FIXED}
+
+
 def test_plans_that_are_as_fast_as_reckoned_are_compared_now_and_then() -> None:
     drafts = np.tile(GOOD_AND_BAD, (4, 1))
     modes = rounds(planner(), drafts, 3000, fixed_us=430.0, planned_us=310.0)
