@@ -97,9 +97,11 @@ def candidates() -> Iterator[Candidate]:
                 yield Candidate(shape, {"summing_programs": 1, "summing_tile": tile})
             for tile in TILES:
                 yield Candidate(shape, {"summing_programs": NEVER, "tile": tile})
+            yield Candidate(shape, {"summing_programs": NEVER, "descriptors": False})
         else:
             for tile in TILES:
                 yield Candidate(shape, {"tile": tile})
+        yield Candidate(shape, {"descriptors": False})
         for mib in PIECES_MIB:
             yield Candidate(shape, {"piece_bytes": mib << 20})
         for groups, num_warps in DEQUANTISERS:
@@ -213,8 +215,10 @@ def table(figures: list[dict[str, Any]]) -> str:
 
 def check() -> int:
     """Compile every tile and dequantiser without a GPU; 1 if one has a fault."""
-    cases = [gemm_triton.many_rows_case(tile) for tile in TILES]
-    cases += [gemm_triton.many_rows_case(tile, sums=5) for tile in SUMMING_TILES]
+    cases = []
+    for way in (False, True):
+        cases += [gemm_triton.many_rows_case(tile, described=way) for tile in TILES]
+        cases += [gemm_triton.many_rows_case(tile, sums=5, described=way) for tile in SUMMING_TILES]
     cases += [gemm_triton.dequantize_case(*pair) for pair in DEQUANTISERS]
     num_faulty = 0
     for case in cases:

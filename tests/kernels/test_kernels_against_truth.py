@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from typing import Any
 
 import pytest
 import torch
@@ -130,39 +131,57 @@ def test_product_of_a_row_does_not_depend_on_its_company(
 @pytest.mark.parametrize(
     ("choices", "num_launches"),
     [
-        ({"summing_programs": 99}, {"_dequantize": 1, "_gemm": 1, "_add_splits": 1}),
-        ({"summing_programs": 1}, {"_dequantize": 1, "_gemm": 1}),
+        ({"summing_programs": 99}, {"_dequantize": 1, "product": 1, "_add_splits": 1}),
+        ({"summing_programs": 1}, {"_dequantize": 1, "product": 1}),
         # 144 outputs, first 96, then 48.
         (
             {"summing_programs": 1, "piece_bytes": 1 << 18, "multiprocessors": 5},
-            {"_dequantize": 2, "_gemm": 2},
+            {"_dequantize": 2, "product": 2},
         ),
     ],
 )
+@pytest.mark.parametrize("product", ["_gemm", "_gemm_described"])
 @pytest.mark.parametrize("fmt", ["mxfp8", "mxfp4"])
 def test_product_of_many_rows_is_that_of_few(
     generator: torch.Generator,
     monkeypatch: pytest.MonkeyPatch,
     fmt: str,
-    choices: dict[str, int],
+    choices: dict[str, Any],
+    product: str,
     num_launches: dict[str, int],
 ) -> None:
     left, right = operand(generator, "bf16", 130, 1056), operand(generator, fmt, 144, 1056)
     few = gemm_triton.gemm(left, right, torch.float32)  # three parts, as the matrix says
     tile = gemm_triton.Tile(rows=32, outputs=32, inner=64, num_warps=4)
-    many = gemm_triton.MANY_ROWS._replace(rows=130, tile=tile, summing_tile=tile, **choices)
+    many = gemm_triton.MANY_ROWS._replace(
+        rows=130, tile=tile, summing_tile=tile, descriptors=product == "_gemm_described", **choices
+    )
     monkeypatch.setattr(gemm_triton, "MANY_ROWS", many)
     launched: Counter[str] = Counter()
     launch = triton_interpreter.GridExecutor.__call__
 
     def counted(executor, *arguments: object, **named: object) -> None:
-        launched[executor.fn.__name__] += 1
+        name = executor.fn.__name__
+        launched["product" if name == product else name] += 1
         launch(executor, *arguments, **named)
 
     monkeypatch.setattr(triton_interpreter.GridExecutor, "__call__", counted)
     value = gemm_triton.gemm(left, right, torch.float32)
     assert launched == num_launches
     assert torch.equal(value, few)
+
+
+@pytest.mark.parametrize(("offset", "inner"), [(0, 70), (4, 72)])
+def test_matrix_that_has_no_descriptor(
+    generator: torch.Generator, monkeypatch: pytest.MonkeyPatch, offset: int, inner: int
+) -> None:
+    """Its rows do not begin at multiples of 16 bytes."""
+    monkeypatch.setattr(gemm_triton, "MANY_ROWS", gemm_triton.MANY_ROWS._replace(rows=130))
+    memory = torch.randn(130 * inner + offset, generator=generator).bfloat16()
+    left = Operand("plain", memory[offset:].view(130, inner), None)
+    right = operand(generator, "bf16", 40, inner)
+    value = gemm_triton.gemm(left, right, torch.float32)
+    close(value, gemm_triton.gemm_truth(left, right, torch.float32), 3e-6)
 
 
 @pytest.mark.parametrize(

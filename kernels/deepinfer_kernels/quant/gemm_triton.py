@@ -25,6 +25,7 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton.tools.tensor_descriptor import TensorDescriptor
 
 from deepinfer_kernels.compile_case import CompileCase
 from deepinfer_kernels.quant.tiles_triton import (
@@ -99,6 +100,8 @@ class ManyRows(NamedTuple):
             launches, which the host pays for where nothing captures them.
         multiprocessors: programs of `tile` that run at once; a piece is as many outputs as give
             every one of them the same number of programs. (132: SM90; SM100 has 148.)
+        descriptors: whether the device copies tiles by itself (TMA), where they are described by
+            strides of whole 16 bytes; else threads copy them.
         groups: of 32 weights in a program of the dequantiser.
         num_warps: of a program of the dequantiser.
     """
@@ -109,6 +112,7 @@ class ManyRows(NamedTuple):
     summing_programs: int = 96
     piece_bytes: int = 24 << 20
     multiprocessors: int = 132
+    descriptors: bool = True
     groups: int = 32
     num_warps: int = 4
 
@@ -188,6 +192,28 @@ def _gemm(
         total += part
         k_begin += k_per_split
     out = out_ptr + (split * M * num_groups + x_row)[None, :] * out_width + n[:, None]
+    tl.store(out, total.to(out_ptr.dtype.element_ty), mask=(n < N)[:, None] & (m < M)[None, :])
+
+
+@triton.jit(do_not_specialize=["M"])
+def _gemm_described(
+    x_tiles, w_tiles, out_ptr, M, N, k_per_split, out_width, K: tl.constexpr,
+    SUMS: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
+):  # fmt: skip
+    """`_gemm` of two described bf16 matrices; what lies outside of them reads as zero."""
+    m0, n0, split = tl.program_id(0) * BM, tl.program_id(1) * BN, tl.program_id(2)
+    k_begin = split * k_per_split
+    total = tl.zeros([BN, BM], dtype=tl.float32)
+    for _ in range(SUMS):
+        part = tl.zeros([BN, BM], dtype=tl.float32)
+        for k0 in range(k_begin, tl.minimum(k_begin + k_per_split, K), BK):
+            w = w_tiles.load([n0, k0])
+            x = x_tiles.load([m0, k0])
+            part = tl.dot(w, tl.trans(x), part)
+        total += part
+        k_begin += k_per_split
+    m, n = m0 + tl.arange(0, BM), n0 + tl.arange(0, BN)
+    out = out_ptr + (split * M + m.to(tl.int64))[None, :] * out_width + n[:, None]
     tl.store(out, total.to(out_ptr.dtype.element_ty), mask=(n < N)[:, None] & (m < M)[None, :])
 
 
@@ -337,15 +363,22 @@ def _gemm_many_rows(x: Operand, w: Operand, out: Tensor, splits: int) -> None:
     sums = splits if programs >= many.summing_programs else 1
     if sums == 1:
         tile = many.tile
+    described = many.descriptors and not grouped and _is_aligned(x.data)
     if w.format == "plain":
-        _launch(x, w, out, tile, splits, sums=sums)
+        _launch(x, w, out, tile, splits, sums=sums, described=described and _is_aligned(w.data))
         return
     piece = outputs
     if not grouped and sums == splits:
         piece = min(many.piece(num_rows, tile, w.inner), outputs)
     for first, values in _dequantised(w, piece or outputs):
         columns = out[..., first : first + values.data.shape[-2]]
-        _launch(x, values, columns, tile, splits, sums=sums)
+        _launch(x, values, columns, tile, splits, sums=sums, described=described)
+
+
+def _is_aligned(matrix: Tensor) -> bool:
+    """Whether every row begins at a multiple of 16 bytes, as descriptors want it."""
+    row_bytes = matrix.shape[-1] * matrix.element_size()
+    return row_bytes % 16 == 0 and matrix.data_ptr() % 16 == 0
 
 
 def _launch(
@@ -357,10 +390,19 @@ def _launch(
     *,
     sums: int = 1,
     scaled: bool = False,
+    described: bool = False,
 ) -> None:
     """One product, to the whole of a result or to some columns of it.
 
-    A program adds up `sums` parts of the split, all or one.
+    Args:
+        x: as in `gemm`.
+        w: as in `gemm`.
+        out: [M, N] or [M, G, N].
+        tile: sizes of a program.
+        splits: parts of K.
+        sums: how many of them a program adds up, all or one.
+        scaled: see `_tile`.
+        described: both operands are bf16 matrices that a descriptor can describe.
     """
     num_groups = w.data.shape[0] if w.data.dim() == 3 else 1
     num_rows, outputs, inner = out.shape[0], out.shape[-1], w.inner
@@ -374,13 +416,22 @@ def _launch(
         triton.cdiv(outputs, tile.outputs),
         num_groups * parts,
     )
-    _gemm[grid](
-        x.data, x.scales, w.data, w.scales, target, num_rows, outputs, num_groups,
-        steps * _SPLIT_INNER, target.stride(-2), K=inner, W=w.format, X=x.format,
-        DTYPE=tl.float32 if tile is _FP32_TILE else tl.bfloat16, SCALED=scaled, SPLITS=parts,
-        SUMS=sums, BM=tile.rows, BN=tile.outputs, BK=tile.inner, num_warps=tile.num_warps,
-        num_stages=tile.num_stages,
-    )  # fmt: skip
+    if described:
+        _gemm_described[grid](
+            TensorDescriptor.from_tensor(x.data, [tile.rows, tile.inner]),
+            TensorDescriptor.from_tensor(w.data, [tile.outputs, tile.inner]),
+            target, num_rows, outputs, steps * _SPLIT_INNER, target.stride(-2), K=inner, SUMS=sums,
+            BM=tile.rows, BN=tile.outputs, BK=tile.inner, num_warps=tile.num_warps,
+            num_stages=tile.num_stages,
+        )  # fmt: skip
+    else:
+        _gemm[grid](
+            x.data, x.scales, w.data, w.scales, target, num_rows, outputs, num_groups,
+            steps * _SPLIT_INNER, target.stride(-2), K=inner, W=w.format, X=x.format,
+            DTYPE=tl.float32 if tile is _FP32_TILE else tl.bfloat16, SCALED=scaled, SPLITS=parts,
+            SUMS=sums, BM=tile.rows, BN=tile.outputs, BK=tile.inner, num_warps=tile.num_warps,
+            num_stages=tile.num_stages,
+        )  # fmt: skip
     if parts > 1:
         _add_splits[(triton.cdiv(out.numel(), 1024),)](
             target, out, out.numel(), SPLITS=parts, BLOCK=1024
@@ -468,10 +519,24 @@ def _constants(
     }  # fmt: skip
 
 
-def many_rows_case(tile: Tile, *, sums: int = 1) -> CompileCase:
+def many_rows_case(tile: Tile, *, sums: int = 1, described: bool = True) -> CompileCase:
     """The product of many rows with a dequantised matrix."""
-    signature = {**_ROUNDED, "w_ptr": "*bf16"}
-    return _case("_gemm", signature, "plain", tile, SPLITS=1, SUMS=sums)
+    if not described:
+        signature = {**_ROUNDED, "w_ptr": "*bf16"}
+        return _case("_gemm", signature, "plain", tile, SPLITS=1, SUMS=sums)
+    signature = {
+        "x_tiles": f"tensordesc<bf16[{tile.rows},{tile.inner}]>",
+        "w_tiles": f"tensordesc<bf16[{tile.outputs},{tile.inner}]>",
+        "out_ptr": "*bf16", "M": "i32", "N": "i32", "k_per_split": "i32", "out_width": "i32",
+    }  # fmt: skip
+    constants = {
+        "K": 5120, "SUMS": sums, "BM": tile.rows, "BN": tile.outputs, "BK": tile.inner,
+    }  # fmt: skip
+    required = {arch: (*words, "cp.async.bulk.tensor") for arch, words in _TENSOR_CORES.items()}
+    return CompileCase(
+        "_gemm_described", signature, constants, required=required, num_warps=tile.num_warps,
+        num_stages=tile.num_stages,
+    )  # fmt: skip
 
 
 def dequantize_case(groups: int, num_warps: int, w: str = "mxfp8") -> CompileCase:
@@ -498,8 +563,8 @@ COMPILE_CASES = (
     *(_case("_gemm", _ROUNDED, "mxfp8", tile, SPLITS=4, SUMS=1) for tile in _BF16_TILES),
     _case("_gemm", _ROUNDED, "mxfp8", _BF16_TILES[0], SPLITS=1, SUMS=1, BN=_WIDE_OUTPUTS),
     _case("_gemm", {**_ROUNDED, "w_ptr": "*bf16"}, "plain", _BF16_TILES[0], SPLITS=1, SUMS=1),
-    many_rows_case(MANY_ROWS.tile),
-    many_rows_case(MANY_ROWS.summing_tile, sums=5),
+    *(many_rows_case(MANY_ROWS.tile, described=way) for way in (False, True)),
+    *(many_rows_case(MANY_ROWS.summing_tile, sums=5, described=way) for way in (False, True)),
     CompileCase(
         "_gemm", {**_SIGNATURE, "x_ptr": "*fp32", "w_ptr": "*fp32", "out_ptr": "*fp32"},
         {**_constants("plain", "plain", _FP32_TILE, fp32=True), "SPLITS": 1, "SUMS": 1},
