@@ -98,6 +98,10 @@ MUTATIONS = {
         "quant", "gemm", "for k0 in range(k_begin, k_end, BK):",
         "for k0 in range(k_begin, k_end - BK + 1, BK):", "linear:normative,control", "gemm",
     ),
+    "a product of many rows leaves the last columns out": _of(
+        "quant", "gemm", "tl.minimum(k_begin + k_per_split, K), BK):",
+        "tl.minimum(k_begin + k_per_split, K) - BK + 1, BK):", "linear:normative,n=520", "gemm",
+    ),
     "all tiles of weights have the scales of the first": _of(
         "quant", "gemm", "scales = next_scales", "scales = scales",
         "linear:normative,inner=544", "gemm",
