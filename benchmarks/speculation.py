@@ -42,7 +42,7 @@ TALES = (
 )
 PROMPT_TOKENS = 32
 ROOM_TOKENS = 2048
-WATCHED_STEPS = 20
+WATCHED_STEPS = 60
 """Steps before anything is timed: the planner only watches the first plans of a batch size."""
 
 

@@ -57,6 +57,7 @@ class DraftBudgets:
         # By step in flight: drafts of a plan that is not carried out in it.
         self._foregone: dict[int, int] = {}
         self._watch = None if planner is None else RoundWatch(planner.clock_us)
+        self._is_watching = False
         self.metrics = SpeculationMetrics(max_drafts)
 
     def choose(self, scheduled: SchedulerOutputs) -> int | None:
@@ -95,7 +96,9 @@ class DraftBudgets:
 
     def wait(self, collect: Callable[[], T]) -> T:
         """Call something that waits for the device; the planner is not told that time as work."""
-        return collect() if self._watch is None else self._watch.wait(collect)
+        if self._watch is None or not self._is_watching:
+            return collect()
+        return self._watch.wait(collect)
 
     def committed(
         self,
@@ -113,10 +116,7 @@ class DraftBudgets:
             survival: [N, D] fp32 of the drafts made after the step; 0 where there are none.
         """
         if self._planner is not None and self._watch is not None:
-            is_wanted = self._planner.wants_round(len(scheduled.sequences))
-            ended = self._watch.committed(scheduled, is_wanted=is_wanted)
-            if ended is not None:
-                self._planner.add_round(ended)
+            self._time(scheduled, self._planner, self._watch)
         current: Sequence[SequenceMetadata] = scheduled.sequences
         if scheduled.kind is not StepKind.DECODE:
             current = [metadata for metadata in current if metadata.samples]
@@ -141,6 +141,15 @@ class DraftBudgets:
                 is_planned=scheduled.draft_budget is not None,
             )
         self._history.put(slots, owners, survival)
+
+    def _time(self, scheduled: SchedulerOutputs, planner: VerifyPlanner, watch: RoundWatch) -> None:
+        self._is_watching = planner.wants_round(len(scheduled.sequences))
+        if not self._is_watching:
+            watch.pause()
+            return
+        ended = watch.committed(scheduled)
+        if ended is not None:
+            planner.add_round(ended)
 
     def _tell_outcome(
         self,

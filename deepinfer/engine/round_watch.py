@@ -43,12 +43,12 @@ class RoundWatch:
         self._waited_us += self._clock_us() - begin_us
         return result
 
-    def committed(self, scheduled: SchedulerOutputs, *, is_wanted: bool) -> Round | None:
-        """Hear that a step is committed, and whether its time is wanted.
+    def pause(self) -> None:
+        """Forget what went before: a step is committed whose time nobody wants."""
+        self._last, self._num_alike, self._held = None, 0, None
 
-        Returns:
-            The round before, if it was wanted and can be told.
-        """
+    def committed(self, scheduled: SchedulerOutputs) -> Round | None:
+        """Hear that a step is committed; the round before, if it can be told."""
         now_us, handed_out, self._held = self._clock_us(), self._held, None
         time_us, waited_us = now_us - self._last_us, self._waited_us
         self._last_us, self._waited_us = now_us, 0.0
@@ -59,7 +59,7 @@ class RoundWatch:
         follows = self._last == (scheduled.step - 1, is_planned)
         self._last = scheduled.step, is_planned
         self._num_alike = self._num_alike + 1 if follows else 1
-        if is_wanted and self._num_alike >= _STEPS_ALIKE:
+        if self._num_alike >= _STEPS_ALIKE:
             self._held = Round(
                 len(scheduled.sequences),
                 scheduled.num_rows,

@@ -55,6 +55,8 @@ _STEPS_TO_REST = 512
 _MOST_STEPS_TO_REST = 8192
 """The same where it was slower than it was reckoned to be, again and again."""
 _PLANS_PER_COMPARISON = 512
+_PLANS_OF_STALENESS = 64
+"""Planned steps after which fixed ones are timed again before planning is given up."""
 _STEPS_TO_COMPARE = 20
 """Steps of a fixed length at the beginning, and after so many planned ones: to time both alike."""
 _SHARES = np.linspace(0.0, 1.0, 65)
@@ -147,8 +149,12 @@ class _Record:
             error = math.hypot(error, self.fixed.error, self.planned.error)
         return gain > max(cost_noise, error)
 
-    def rest(self) -> None:
-        """Make no plans for a while, and judge anew after it."""
+    def give_up(self) -> None:
+        """Time fixed rounds again if it is long ago; else make no plans for a while."""
+        if self.num_carried_out >= _PLANS_OF_STALENESS and self.fixed.ratio is not None:
+            # Sequences have grown since, and rounds of both kinds with them.
+            self.num_carried_out, self.num_fixed = 0, _STEPS_TO_COMPARE
+            return
         self.num_fixed, self.gains, self.num_carried_out = self.num_rests, 0, 0
         if self.planned.ratio is not None:
             # It was carried out and lost: each further try may cost as much.
@@ -308,7 +314,7 @@ class VerifyPlanner:
         budget = self._choose(survival, num_sampling, num_other_rows, limit, record)
         self._count_own_time(self._clock_us() - begin)
         if pays is False:
-            record.rest()
+            record.give_up()
         # Until plans are known to pay they are looked at, and not carried out.
         if limit >= fixed.num_drafts and (not pays or budget >= fixed.num_drafts):
             self.foregone = budget

@@ -41,15 +41,17 @@ class SurvivalHistory:
                 before a preemption; not None.
             survival: [N, D] fp32; copied.
         """
-        self._before[slots] = self.newest(slots, owners)
-        self._newest[slots] = survival
+        rows = np.array(slots, dtype=np.intp)  # a list would be converted at every use
+        self._before[rows] = self.newest(slots, owners)
+        self._newest[rows] = survival
         if not self._are_owners(slots, owners):
             for slot, owner in zip(slots, owners, strict=True):
                 self._owners[slot] = owner
 
     def newest(self, slots: Slots, owners: list[Hashable], *, unknown: float = 1.0) -> Survival:
         """[N, D] fp32 of the newest round; `unknown` where an owner's own are not known."""
-        return self._of_owners(self._newest[slots], slots, owners, unknown)
+        rounds = self._newest.take(slots, axis=0)
+        return self._of_owners(rounds, slots, owners, unknown)
 
     def lawful(
         self, slots: Slots, owners: list[Hashable], drafted_anew: Sequence[bool]
@@ -61,10 +63,10 @@ class SurvivalHistory:
             owners: as they were put.
             drafted_anew: whether a step in flight drafts for the request.
         """
-        rounds = self._newest[slots]
+        rounds = self._newest.take(slots, axis=0)
         if not all(drafted_anew):  # nearly always all of them are
             anew = np.asarray(drafted_anew, dtype=bool)[:, None]
-            rounds = np.where(anew, rounds, self._before[slots])
+            rounds = np.where(anew, rounds, self._before.take(slots, axis=0))
         return self._of_owners(rounds, slots, owners, 1.0)
 
     def _of_owners(

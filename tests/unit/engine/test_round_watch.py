@@ -25,14 +25,14 @@ def step(
     return SchedulerOutputs(number, kind, (), budget)
 
 
-def commits(*steps: SchedulerOutputs, is_wanted: bool = True) -> list[Round | None]:
+def commits(*steps: SchedulerOutputs) -> list[Round | None]:
     """Rounds of 100 us each, 30 us of them waiting, as they are handed out."""
     clock = Clock()
     watch, told = RoundWatch(clock), []
     for scheduled in steps:
         clock.work(70.0)
         watch.wait(lambda: clock.work(30.0))
-        told.append(watch.committed(scheduled, is_wanted=is_wanted))
+        told.append(watch.committed(scheduled))
     return told
 
 
@@ -57,8 +57,18 @@ def test_prompts_and_steps_that_were_left_out_interrupt() -> None:
     assert told == [None] * 5
 
 
-def test_nothing_is_told_to_nobody() -> None:
-    assert commits(*[step(number) for number in range(5)], is_wanted=False) == [None] * 5
+def test_a_pause_leaves_nothing_of_what_went_before() -> None:
+    clock = Clock()
+    watch = RoundWatch(clock)
+    for number in range(3):
+        clock.work(100.0)
+        assert watch.committed(step(number)) is None
+    watch.pause()
+    told = []
+    for number in range(5, 9):
+        clock.work(100.0)
+        told.append(watch.committed(step(number)))
+    assert told == [None, None, None, Round(0, 0, False, 100.0, 100.0)]
 
 
 def test_what_waiting_gives_is_handed_on() -> None:

@@ -247,6 +247,19 @@ def test_plans_that_are_as_fast_as_reckoned_are_compared_now_and_then() -> None:
     assert modes[-1] is PlanMode.FIXED
 
 
+def test_rounds_that_all_grow_longer_are_no_reason_to_give_up() -> None:
+    """The gain is a quarter, and in each hundred steps rounds grow by a tenth."""
+    drafts = np.tile(GOOD_AND_BAD, (4, 1))
+    tested = planner()
+    modes = rounds(tested, drafts, 60, fixed_us=430.0, planned_us=310.0)
+    for number in range(200):
+        growth = 1.0 + number / 100
+        modes += rounds(tested, drafts, 10, fixed_us=430 * growth, planned_us=310 * growth)
+    longest = max(len(list(group)) for mode, group in itertools.groupby(modes)
+                  if mode is PlanMode.FIXED)  # fmt: skip
+    assert longest < 60
+
+
 def test_single_slow_rounds_decide_nothing() -> None:
     """Graphs are captured when a tier is first met, and prompts come between."""
     drafts = np.tile(GOOD_AND_BAD, (4, 1))

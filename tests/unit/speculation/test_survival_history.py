@@ -9,7 +9,7 @@ from deepinfer.speculation.survival_history import SurvivalHistory
 
 
 def rows(*values: float) -> Survival:
-    return np.array([[value, value / 2] for value in values], dtype=np.float32)
+    return np.array([[value, value / 2] for value in values], dtype=np.float32).reshape(-1, 2)
 
 
 def test_a_slot_that_was_given_on_knows_nothing_of_its_old_owner() -> None:
@@ -42,3 +42,11 @@ def test_what_was_put_and_what_is_handed_out_may_be_changed() -> None:
     given[:] = 0.0
     history.newest([0], ["a"])[:] = 0.0
     assert history.newest([0], ["a"]).tolist() == [[0.5, 0.25]]
+
+
+def test_a_step_without_samples_changes_nothing() -> None:
+    history = SurvivalHistory(2, 2)
+    history.put([1], ["a"], rows(0.5))
+    history.put([], [], rows())
+    assert history.newest([], []).shape == (0, 2)
+    assert history.newest([1], ["a"]).tolist() == [[0.5, 0.25]]
