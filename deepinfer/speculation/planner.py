@@ -21,11 +21,8 @@ they were.
 from __future__ import annotations
 
 import enum
-import math
 import time
-from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import numpy as np
@@ -41,26 +38,8 @@ from deepinfer.speculation.budget import (
     lower_envelope,
 )
 from deepinfer.speculation.cost_tables import CostTables, Times
-from deepinfer.speculation.foregone_plans import ForegonePlans
-from deepinfer.speculation.round_times import Round, RoundTimes
-
-_SMOOTHING = 1.0 / 16.0
-"""Weight of the newest step in running means."""
-_PLANS_TO_JUDGE = 16
-"""Gains of a batch size before their mean is believed."""
-_PLANS_OF_AGE = 2
-"""Plans between a budget and survivals of drafts that it knew nothing of."""
-_STEPS_TO_REST = 512
-"""Steps of a fixed length after which planning is tried again where it did not pay."""
-_MOST_STEPS_TO_REST = 8192
-"""The same where it was slower than it was reckoned to be, again and again."""
-_PLANS_PER_COMPARISON = 512
-_PLANS_OF_STALENESS = 64
-"""Planned steps after which fixed ones are timed again before planning is given up."""
-_STEPS_TO_COMPARE = 20
-"""Steps of a fixed length at the beginning, and after so many planned ones: to time both alike."""
-_SHARES = np.linspace(0.0, 1.0, 65)
-"""Parts of a batch's drafts at which earlier rounds are remembered."""
+from deepinfer.speculation.plan_record import PLANS_OF_AGE, SMOOTHING, STEPS_TO_COMPARE, PlanRecord
+from deepinfer.speculation.round_times import Round
 
 
 class PlanMode(enum.Enum):
@@ -87,102 +66,6 @@ class PlannedBudget(NamedTuple):
 
     num_drafts: int
     mode: PlanMode
-
-
-@dataclass(slots=True)
-class _Record:
-    """What planning was worth for batches of about one size, and what their drafts were.
-
-    Attributes:
-        gains: number of gains in the means below.
-        mean_gain: running mean, as it is reckoned; None before the first.
-        mean_square: of the gains.
-        num_fixed: steps for which no plan is made.
-        num_rests: steps of the next rest.
-        num_carried_out: plans carried out since both kinds of rounds were compared.
-        chosen: drafts a request of the newest plans, oldest first.
-        profile: tokens by share of the drafts, of one request.
-        fixed: rounds of the fixed length.
-        planned: rounds of plans that were carried out since the last rest.
-        foregone: plans that were not, and what came in their rounds.
-    """
-
-    gains: int = 0
-    mean_gain: float | None = None
-    mean_square: float = 0.0
-    num_fixed: int = 0
-    num_rests: int = _STEPS_TO_REST
-    num_carried_out: int = 0
-    chosen: deque[float] = field(default_factory=lambda: deque(maxlen=_PLANS_OF_AGE))
-    profile: Times | None = None
-    fixed: RoundTimes = field(default_factory=RoundTimes)
-    planned: RoundTimes = field(default_factory=RoundTimes)
-    foregone: ForegonePlans = field(default_factory=ForegonePlans)
-
-    def add_gain(self, gain: float) -> None:
-        self.gains += 1
-        # A plain mean at first, so that one step does not decide.
-        weight = max(_SMOOTHING, 1.0 / self.gains)
-        old = gain if self.mean_gain is None else self.mean_gain
-        self.mean_gain = old + weight * (gain - old)
-        self.mean_square += weight * (gain * gain - self.mean_square)
-
-    @property
-    def real_gain(self) -> float | None:
-        """The mean gain, with tokens and times as they came; None before the first."""
-        if self.mean_gain is None:
-            return None
-        rate = (1.0 + self.mean_gain) * self.foregone.correction
-        if self.fixed.ratio is not None and self.planned.ratio is not None:
-            rate *= self.fixed.ratio / self.planned.ratio
-        return rate - 1.0
-
-    def pays(self, cost_noise: float) -> bool | None:
-        """Whether the gain is above its noise; None: not known well enough."""
-        gain = self.real_gain
-        if self.mean_gain is None or gain is None or self.gains < _PLANS_TO_JUDGE:
-            return None
-        variance = max(0.0, self.mean_square - self.mean_gain**2)
-        error = math.sqrt(variance / min(self.gains, 1.0 / _SMOOTHING))
-        error = math.hypot(error, self.foregone.error)
-        if self.planned.ratio is not None:
-            error = math.hypot(error, self.fixed.error, self.planned.error)
-        return gain > max(cost_noise, error)
-
-    def give_up(self) -> None:
-        """Time fixed rounds again if it is long ago; else make no plans for a while."""
-        if self.num_carried_out >= _PLANS_OF_STALENESS and self.fixed.ratio is not None:
-            # Sequences have grown since, and rounds of both kinds with them.
-            self.num_carried_out, self.num_fixed = 0, _STEPS_TO_COMPARE
-            return
-        self.num_fixed, self.gains, self.num_carried_out = self.num_rests, 0, 0
-        if self.planned.ratio is not None:
-            # It was carried out and lost: each further try may cost as much.
-            self.num_rests = min(2 * self.num_rests, _MOST_STEPS_TO_REST)
-        self.planned = RoundTimes()
-        self.chosen.clear()
-
-    def carry_out(self) -> None:
-        """Count a plan that is carried out; now and then the fixed length is timed again."""
-        self.num_carried_out += 1
-        if self.num_carried_out > _PLANS_PER_COMPARISON and self.fixed.ratio is not None:
-            self.num_carried_out, self.num_fixed = 0, _STEPS_TO_COMPARE
-            self.num_rests = _STEPS_TO_REST
-
-    def add_tokens(self, tokens: Times) -> None:
-        """Remember tokens by K, of a request by the share of its drafts."""
-        places = np.linspace(0.0, 1.0, len(tokens))
-        seen = np.interp(_SHARES, places, (tokens - tokens[0]) / tokens[0])
-        old = seen if self.profile is None else self.profile
-        self.profile = old + _SMOOTHING * (seen - old)
-
-    def foreseen(self, tokens: Times) -> Times | None:
-        """[N + 1] tokens by K as earlier rounds had them; None before the first."""
-        if self.profile is None:
-            return None
-        places = np.linspace(0.0, 1.0, len(tokens))
-        foreseen: Times = tokens[0] * (1.0 + np.interp(places, _SHARES, self.profile))
-        return foreseen
 
 
 class VerifyPlanner:
@@ -243,7 +126,7 @@ class VerifyPlanner:
         self._verify_us = costs.verify_times(full)
         self._costs = costs
         self._noise = costs.relative_noise
-        self._records: dict[int, _Record] = {}
+        self._records: dict[int, PlanRecord] = {}
         self._given_overhead_us = overhead_us
         self._own_us = 0.0
         self.num_plans = 0
@@ -329,7 +212,7 @@ class VerifyPlanner:
         """
         if not self._falls_back or num_sampling == 0:
             return False
-        return self._record(num_sampling).num_fixed <= _STEPS_TO_COMPARE
+        return self._record(num_sampling).num_fixed <= STEPS_TO_COMPARE
 
     def add_round(self, ended: Round) -> None:
         """Hear how long a round took that this planner decided about, if it wants to know."""
@@ -360,15 +243,15 @@ class VerifyPlanner:
         record = self._records.get(num_sampling.bit_length())
         return None if record is None else record.real_gain
 
-    def _record(self, num_sampling: int) -> _Record:
+    def _record(self, num_sampling: int) -> PlanRecord:
         # Sizes within a factor of two behave alike, and a request more or less is no new start.
         size = num_sampling.bit_length()
         if size not in self._records:
-            begins = _STEPS_TO_COMPARE if self._falls_back else 0
-            self._records[size] = _Record(num_fixed=begins)
+            begins = STEPS_TO_COMPARE if self._falls_back else 0
+            self._records[size] = PlanRecord(num_fixed=begins)
         return self._records[size]
 
-    def _is_fixed(self, record: _Record, num_sampling: int, num_other_rows: int = 0) -> bool:
+    def _is_fixed(self, record: PlanRecord, num_sampling: int, num_other_rows: int = 0) -> bool:
         """Whether the next step has the fixed length, whatever its drafts are."""
         most = self._most_drafts(num_sampling, num_other_rows)
         return record.num_fixed > 0 and most >= num_sampling * self._max_drafts
@@ -381,7 +264,7 @@ class VerifyPlanner:
 
     def _choose(
         self, survival: Survival, num_sampling: int, num_other_rows: int, limit: int,
-        record: _Record,
+        record: PlanRecord,
     ) -> int:  # fmt: skip
         """K by the scheduling in force; what plans are worth goes into the record.
 
@@ -406,7 +289,7 @@ class VerifyPlanner:
             record.add_tokens(tokens)
         judged: int | None = budget.num_drafts
         if self.scheduling is Scheduling.ASYNCHRONOUS:
-            full = len(record.chosen) == _PLANS_OF_AGE
+            full = len(record.chosen) == PLANS_OF_AGE
             judged = round(record.chosen[0] * num_sampling) if full else None
         record.chosen.append(budget.num_drafts / num_sampling)
         if judged is not None:
@@ -423,7 +306,7 @@ class VerifyPlanner:
         times: Times = self._verify_us[first_row : last_row + 1] + self._draft_us[num_sampling]
         return times
 
-    def _rounds(self, device_us: Times, record: _Record, *, is_planned: bool) -> Times:
+    def _rounds(self, device_us: Times, record: PlanRecord, *, is_planned: bool) -> Times:
         """Microseconds of rounds whose steps take the device so long, of the shape of those.
 
         With steps in flight host and device work at once, else by turns.
@@ -438,4 +321,4 @@ class VerifyPlanner:
         return device_us + host_us
 
     def _count_own_time(self, time_us: float) -> None:
-        self._own_us += _SMOOTHING * (time_us - self._own_us)
+        self._own_us += SMOOTHING * (time_us - self._own_us)
