@@ -20,6 +20,8 @@ from deepinfer.engine.sampling_params import InvalidFieldError, SamplingParams
 
 logger = logging.getLogger(__name__)
 DEFAULT_MAX_NUM_OPEN = 256
+_SHOWN_EVERY_S = 0.1
+"""Gathering the figures costs the host a visible part of a short step."""
 
 
 class EngineStats(Protocol):
@@ -102,7 +104,8 @@ def run_batch(
         defaults: fields of `SamplingParams` for lines that do not give them.
         overwrite: replace an existing output file.
         max_num_open: most requests in the engine at once, queued ones included.
-        progress: is told after every step; closed at the end.
+        progress: is told when requests have ended, else every tenth of a second; closed at the
+            end.
         on_record: called with each record and its request (None for a line that is none).
     Raises:
         BatchFileError: the files cannot be used.
@@ -149,6 +152,7 @@ class _BatchRun:
         self._open: dict[str, BatchRequest] = {}
         self._begin_s = time.monotonic()
         self._generated_before = engine.stats().generated_tokens
+        self._num_shown, self._due_s = -1, self._begin_s
 
     def drive(self, lines: Iterator[BatchRequest | BadLineError], max_num_open: int) -> None:
         """Fill the engine, step it, write what ended, until both file and engine are empty."""
@@ -218,6 +222,10 @@ class _BatchRun:
         self.summary.seconds = time.monotonic() - self._begin_s
 
     def _show(self) -> None:
+        now_s = time.monotonic()
+        if self.summary.num_requests == self._num_shown and now_s < self._due_s:
+            return
+        self._num_shown, self._due_s = self.summary.num_requests, now_s + _SHOWN_EVERY_S
         stats = self._engine.stats()
         self._view.show(
             ProgressState(
@@ -227,7 +235,7 @@ class _BatchRun:
                 generated_tokens=stats.generated_tokens - self._generated_before,
                 kv_used_blocks=stats.kv_used_blocks,
                 kv_total_blocks=stats.kv_total_blocks,
-                elapsed_s=time.monotonic() - self._begin_s,
+                elapsed_s=now_s - self._begin_s,
             )
         )
 

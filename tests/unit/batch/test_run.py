@@ -225,6 +225,14 @@ def test_empty_input_is_an_empty_output(run: Run, output: Path, input_file: Inpu
     assert output.read_bytes() == b""
 
 
+def test_progress_is_not_told_of_every_step(run: Run, input_file: InputFile, line: Line) -> None:
+    watcher = _Watcher()
+    run(input_file(line("a", max_tokens=500)), progress=watcher)
+    # Five hundred steps: they would have to take five seconds for half of these.
+    assert 2 <= len(watcher.states) < 100
+    assert watcher.states[-1].generated_tokens == 500
+
+
 def test_progress_counts_up_to_the_total(run: Run, input_file: InputFile, line: Line) -> None:
     watcher = _Watcher()
     run(
