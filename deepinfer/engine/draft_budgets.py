@@ -69,12 +69,19 @@ class DraftBudgets:
         sequences, planner = scheduled.sequences, self._planner
         if planner is None or scheduled.kind is not StepKind.DECODE:
             return None
-        if not planner.wants_survival(len(sequences)):
-            planner.plan(len(sequences), None)
-            self._remember_foregone(scheduled.step, planner)
+        is_wanted = planner.wants_survival(len(sequences))
+        survival = self._survival(sequences, planner.scheduling) if is_wanted else None
+        budget = planner.plan(len(sequences), survival)
+        if planner.foregone is not None:
+            self._foregone[scheduled.step] = planner.foregone
+        if budget.mode is PlanMode.FIXED:
             return None
+        return budget.num_drafts
+
+    def _survival(self, sequences: Sequence[SequenceMetadata], scheduling: Scheduling) -> Survival:
+        """[N, D] fp32 that a plan for these sequences may look at; 0 beyond their bounds."""
         slots, owners = [metadata.slot for metadata in sequences], _owners(sequences)
-        if planner.scheduling is Scheduling.SYNCHRONOUS:
+        if scheduling is Scheduling.SYNCHRONOUS:
             survival = self._history.newest(slots, owners)
         else:
             # More than this step in flight: an earlier one drafts what this one verifies.
@@ -84,15 +91,7 @@ class DraftBudgets:
         if min(query_lens) <= self._max_drafts:
             bounds = np.array(query_lens)[:, None] - 1
             survival[np.arange(self._max_drafts) >= bounds] = 0.0
-        budget = planner.plan(len(sequences), survival)
-        self._remember_foregone(scheduled.step, planner)
-        if budget.mode is PlanMode.FIXED:
-            return None
-        return budget.num_drafts
-
-    def _remember_foregone(self, step: int, planner: VerifyPlanner) -> None:
-        if planner.foregone is not None:
-            self._foregone[step] = planner.foregone
+        return survival
 
     def wait(self, collect: Callable[[], T]) -> T:
         """Call something that waits for the device; the planner is not told that time as work."""
