@@ -53,26 +53,38 @@ class Committed:
 
 
 class _HostResults:
-    """A step's results as lists: reading a tensor number by number costs microseconds each."""
+    """A step's results as lists: reading a tensor number by number costs microseconds each.
+
+    Attributes:
+        width: tokens of a row.
+        token_ids: of all rows, one after the other; a list for each row would keep the garbage
+            collector busy.
+        num_accepted: drafts accepted, by row.
+        finite: as in the output; None where every number is, nearly always.
+        logprobs: as in the output.
+    """
 
     def __init__(self, output: SamplerOutput) -> None:
-        self.token_ids: list[list[int]] = output.token_ids.tolist()
+        self.width = output.token_ids.shape[1]
+        self.token_ids: list[int] = output.token_ids.flatten().tolist()
         self.num_accepted: list[int] = output.num_accepted.tolist()
-        # Nearly always everything is; None then.
         self.finite: list[list[bool]] | None = (
             None if bool(output.finite.all()) else output.finite.tolist()
         )
-        self.draft_ids: list[list[int]] | None = (
-            output.draft_ids.tolist() if output.draft_ids.shape[1] else None
-        )
         self.logprobs = output.logprobs
+        self._draft_ids = output.draft_ids
+
+    def draft_ids(self, row: int) -> list[int]:
+        """Drafts that follow the newest token of a row; the host needs them for constraints."""
+        drafts: list[int] = self._draft_ids[row].tolist()
+        return drafts
 
 
 def commit(
     state: WorkerStepState,
     output: SamplerOutput,
     rules: StopRules,
-    publish: Callable[[Sequence], None],
+    publish: Callable[[Sequence], None] | None,
 ) -> Committed:
     """Apply a step's results to its sequences.
 
@@ -82,7 +94,7 @@ def commit(
         state: the step.
         output: its collected results.
         rules: what ends an answer.
-        publish: called with every sequence whose committed length has moved.
+        publish: called with every sequence whose committed length has moved; None: nobody is.
 
     Source: ZO-8.
     """
@@ -99,7 +111,7 @@ def _commit_decode(
     scheduled: SchedulerOutputs,
     results: _HostResults,
     rules: StopRules,
-    publish: Callable[[Sequence], None],
+    publish: Callable[[Sequence], None] | None,
     committed: Committed,
 ) -> None:
     num_accepted = results.num_accepted
@@ -111,7 +123,8 @@ def _commit_decode(
         sequence.num_inflight_samples -= 1
         sequence.num_cached_tokens += 1 + num_accepted[row]  # the token fed and accepted drafts
         _commit_tokens(sequence, scheduled.step, results, row, rules, committed)
-        publish(sequence)  # after its tokens: accepted drafts are text of its blocks
+        if publish is not None:
+            publish(sequence)  # after its tokens: accepted drafts are text of its blocks
 
 
 def _commit_prefill(
@@ -119,7 +132,7 @@ def _commit_prefill(
     results: _HostResults,
     output: SamplerOutput,
     rules: StopRules,
-    publish: Callable[[Sequence], None],
+    publish: Callable[[Sequence], None] | None,
     committed: Committed,
 ) -> None:
     row = prompt_row = 0
@@ -137,13 +150,15 @@ def _commit_prefill(
                 )
             for spoilt in failed:
                 committed.ended.append(spoilt)
-                publish(spoilt)
+                if publish is not None:
+                    publish(spoilt)
             if not failed:
                 if metadata.known_token >= 0:
                     _commit_known(sequence, scheduled.step, results, row, committed)
                 elif metadata.samples:
                     _commit_tokens(sequence, scheduled.step, results, row, rules, committed)
-                publish(sequence)
+                if publish is not None:
+                    publish(sequence)
         prompt_row += num_scored
         row += metadata.samples
 
@@ -185,8 +200,8 @@ def _commit_known(
     sequence: Sequence, step: int, results: _HostResults, row: int, committed: Committed
 ) -> None:
     """Take the drafts after a token that was committed before a preemption."""
-    if results.draft_ids is not None:
-        sequence.draft_ids = results.draft_ids[row]
+    if sequence.constraint is not None:
+        sequence.draft_ids = results.draft_ids(row)
     if results.finite is not None and not results.finite[row][0]:
         _fail(sequence, step, f"output token {sequence.num_output_tokens - 1}")
         committed.ended.append(sequence)
@@ -201,27 +216,33 @@ def _commit_tokens(
     committed: Committed,
 ) -> None:
     """Take the accepted drafts and the token after them; what follows an end is dropped."""
-    request = sequence.request
+    request, constraint, logprobs = sequence.request, sequence.constraint, sequence.logprobs
     if not (request.changed or request.final_only):
         request.changed = True
         committed.changed.append(request)
-    if results.draft_ids is not None:
-        sequence.draft_ids = results.draft_ids[row]
-    token_ids, logprobs = results.token_ids[row], sequence.logprobs
-    for offset in range(1 + results.num_accepted[row]):
-        if results.finite is not None and not results.finite[row][offset]:
+    if constraint is not None:
+        sequence.draft_ids = results.draft_ids(row)
+    params, text, token_ids = request.params, sequence.text, sequence.token_ids
+    first = row * results.width
+    for entry in range(first, first + 1 + results.num_accepted[row]):
+        if results.finite is not None and not results.finite[row][entry - first]:
             _fail(sequence, step, f"output token {sequence.num_output_tokens}")
             committed.ended.append(sequence)
             return
-        token_id = token_ids[offset]
-        sequence.token_ids.append(token_id)
+        token_id = results.token_ids[entry]
+        token_ids.append(token_id)
         committed.num_tokens += 1
-        if sequence.constraint is not None:
-            sequence.constraint.advance(token_id)
+        if constraint is not None:
+            constraint.advance(token_id)
         if logprobs is not None and results.logprobs is not None:
-            num_top, entry = request.params.logprobs or 0, row * len(token_ids) + offset
+            num_top = params.logprobs or 0
             logprobs.append(_entry(results.logprobs, entry, token_id, num_top))
-        if _ends(sequence, token_id, rules):
+        if (
+            token_id in rules.eos_token_ids
+            or token_id in params.stop_token_ids
+            or len(token_ids) >= sequence.max_len
+            or text.awaits_stop
+        ) and _ends(sequence, token_id, rules):
             committed.ended.append(sequence)
             return
 

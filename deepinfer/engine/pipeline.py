@@ -224,7 +224,8 @@ class StepPipeline:
                     output.num_accepted.numpy(),
                     output.survival.numpy(),
                 )
-            committed = commit(state, output, self._rules, self._scheduler.publish)
+            publish = None if self._scheduler.reuse is None else self._scheduler.publish
+            committed = commit(state, output, self._rules, publish)
             self.num_steps += 1
             self.num_generated_tokens += committed.num_tokens
             for metadata, saved in windows:

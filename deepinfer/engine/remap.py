@@ -56,12 +56,11 @@ class Remap:
         """The remap from the steps in flight, oldest first, to a new step."""
         latest: dict[Sequence, int] = {}
         for step in inflight:
-            row = ring.first_row(step.step)
-            for metadata in step.sequences:
-                if not metadata.samples:
-                    continue
-                # A result from before a preemption is no result of the sequence any more.
-                if metadata.is_current:
-                    latest[metadata.sequence] = row
-                row += 1
+            sampled = [metadata for metadata in step.sequences if metadata.samples]
+            first = ring.first_row(step.step)
+            # A result from before a preemption is no result of the sequence any more.
+            latest.update(
+                {metadata.sequence: row for row, metadata in enumerate(sampled, first)
+                 if metadata.is_current}
+            )  # fmt: skip
         return cls(tuple([latest.get(m.sequence, NEWCOMER) for m in scheduled.sequences]))

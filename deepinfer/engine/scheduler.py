@@ -148,11 +148,10 @@ class Scheduler:
         step = self._num_steps
         if chosen:
             self._num_steps += 1
-        for metadata in chosen:
-            sequence = metadata.sequence
+        for sequence, _, _, _, query_len, samples, *_ in chosen:
             sequence.last_step = step
-            sequence.total_inflight_tokens += metadata.query_len
-            sequence.num_inflight_samples += metadata.samples
+            sequence.total_inflight_tokens += query_len
+            sequence.num_inflight_samples += samples
         return SchedulerOutputs(step, kind, tuple(chosen))
 
     @property

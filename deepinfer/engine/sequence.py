@@ -109,7 +109,8 @@ class Sequence:
         finish_reason: set once.
         stop_reason: stop string or token id that ended it.
         error: what went wrong, with finish reason error.
-        draft_ids: drafts that follow its newest token, as far as the host knows; -1 none.
+        draft_ids: drafts that follow its newest token, as far as the host knows; -1 none. Of
+            constrained answers only.
     """
 
     request: Request
@@ -171,9 +172,10 @@ class Sequence:
     @property
     def decodes_next(self) -> bool:
         """Whether its prefill is launched, and something may follow what is in flight."""
-        if self.num_cached_tokens + self.total_inflight_tokens < self.prefill_target:
-            return False
-        return self.least_len < self.max_len
+        if self.num_cached_tokens < self.prefill_target:
+            return not self.needs_prefill and self.least_len < self.max_len
+        # Nearly always, and so without further properties; `least_len` says the same.
+        return len(self.token_ids) + self.num_inflight_samples < self.max_len
 
     def add_blocks(self, blocks: list[int]) -> None:
         """Hold further blocks."""

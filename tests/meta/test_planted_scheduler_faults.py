@@ -111,9 +111,7 @@ def _ignore_accepted_drafts(patch: pytest.MonkeyPatch) -> None:
 
 
 def _end_on_a_guess(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(
-        Sequence, "least_len", property(lambda self: len(self.token_ids) + 2 * self.max_len)
-    )
+    patch.setattr(Sequence, "decodes_next", property(lambda self: False))
 
 
 def _keep_tokens_after_the_end(patch: pytest.MonkeyPatch) -> None:
