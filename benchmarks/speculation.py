@@ -2,7 +2,9 @@
 
 For each number of sequences one engine of each mode decodes the same prompts greedily: beginnings
 of held-out texts of several domains, and of tales. The engines take turns in blocks of the same
-time, so that a noisy machine hits all of them, and all of them must give the same tokens. Printed
+time, so that a noisy machine hits all of them; a block decodes the prompts from their ends on, and
+the first of each engine, in which graphs are captured, is not counted. All of them must give the
+same tokens. Printed
 are tokens per second (median of the blocks), the same per second of this process's CPU time, which
 other processes disturb less where the model runs on the CPU, and per sequence and step the
 verified and accepted drafts. Costs are measured once for each number of sequences, before
@@ -41,47 +43,75 @@ TALES = (
     "In a small town by the sea there lived an old baker named Thomas.",
 )
 PROMPT_TOKENS = 32
-ROOM_TOKENS = 2048
+ROOM_TOKENS = 4096
 WATCHED_STEPS = 60
-"""Steps before anything is timed: the planner only watches the first plans of a batch size."""
+"""Steps of a block before anything is timed: the planner only watches its first plans."""
 
 
 @dataclass(slots=True)
 class Run:
-    """One engine of a mode: its blocks so far."""
+    """One engine of a mode: its blocks so far.
+
+    Attributes:
+        engine: decodes.
+        max_steps: steps in which no answer can come to its end.
+        rates: tokens per second of each block.
+        cpu_rates: the same per second of this process's CPU time.
+        answers: the longest of each request.
+    """
 
     engine: LLMEngine
+    max_steps: int
     rates: list[float] = field(default_factory=list)
     cpu_rates: list[float] = field(default_factory=list)
     answers: dict[str, list[int]] = field(default_factory=dict)
 
-    def block(self, block_s: float) -> None:
-        """Decode for some time; the steps in flight are finished inside it."""
-        before, begin = self.engine.stats().generated_tokens, time.perf_counter()
-        cpu_begin = time.process_time()
-        while time.perf_counter() - begin < block_s:
-            self.step()
-        self.engine.flush()
-        seconds = time.perf_counter() - begin
-        num_tokens = self.engine.stats().generated_tokens - before
-        self.rates.append(num_tokens / seconds)
-        self.cpu_rates.append(num_tokens / (time.process_time() - cpu_begin))
+    def block(self, count: int, block_s: float) -> tuple[float, float]:
+        """Decode the prompts anew for some time; the steps in flight are finished inside it.
 
-    def step(self) -> None:
-        for output in self.engine.step():
-            self.answers[output.request_id] = output.outputs[0].token_ids
+        Returns:
+            Tokens per second, and per second of CPU time.
+        """
+        engine = self.engine
+        params = SamplingParams(
+            max_tokens=ROOM_TOKENS - PROMPT_TOKENS,
+            temperature=0.0,
+            ignore_eos=True,
+            detokenize=False,
+        )
+        before = engine.stats().generated_tokens
+        for request_id, prompt in prompts(engine, count):
+            engine.add_request(request_id, prompt, params, final_only=True)
+        while engine.stats().generated_tokens < before + count:
+            engine.step()
+        for _ in range(WATCHED_STEPS):
+            engine.step()
+        engine.flush()
+        before, begin = engine.stats().generated_tokens, time.perf_counter()
+        cpu_begin, num_steps = time.process_time(), 0
+        while time.perf_counter() - begin < block_s and num_steps < self.max_steps:
+            engine.step()
+            num_steps += 1
+        engine.flush()
+        seconds, cpu_s = time.perf_counter() - begin, time.process_time() - cpu_begin
+        num_tokens = engine.stats().generated_tokens - before
+        for request_id, _ in prompts(engine, count):
+            engine.abort(request_id)
+        while engine.has_unfinished():
+            for output in engine.step():
+                self._keep(output.request_id, output.outputs[0].token_ids)
+        return num_tokens / seconds, num_tokens / cpu_s
+
+    def _keep(self, request_id: str, token_ids: list[int]) -> None:
+        known = self.answers.get(request_id, [])
+        shared = min(len(known), len(token_ids))
+        if known[:shared] != token_ids[:shared]:
+            sys.exit(f"{request_id} was answered in two ways by one engine")
+        self.answers[request_id] = max(known, token_ids, key=len)
 
     @property
     def metrics(self) -> SpeculationMetrics | None:
         return self.engine.speculation
-
-    def end(self) -> None:
-        """Abandon what is open and free the device."""
-        for request_id in self.answers:
-            self.engine.abort(request_id)
-        while self.engine.has_unfinished():
-            self.step()
-        self.engine.close()
 
 
 def prompts(engine: LLMEngine, count: int) -> Iterator[tuple[str, list[int]]]:
@@ -100,7 +130,7 @@ def prompts(engine: LLMEngine, count: int) -> Iterator[tuple[str, list[int]]]:
 
 
 def begin(args: argparse.Namespace, mode: str, count: int, costs: Path) -> Run:
-    """An engine whose prompts are computed already."""
+    """An engine that has decoded a block already: graphs are captured, and first plans made."""
     values: dict[str, Any] = {
         "numerics": args.numerics,
         "backend.name": args.backend,
@@ -116,17 +146,9 @@ def begin(args: argparse.Namespace, mode: str, count: int, costs: Path) -> Run:
     engine = LLMEngine.from_config(
         override(EngineConfig(), values), domain_of=lambda request_id: request_id.rpartition("-")[0]
     )
-    params = SamplingParams(
-        max_tokens=ROOM_TOKENS - PROMPT_TOKENS, temperature=0.0, ignore_eos=True, detokenize=False
-    )
-    for request_id, prompt in prompts(engine, count):
-        engine.add_request(request_id, prompt, params)
-    run = Run(engine)
-    while engine.stats().generated_tokens < count:
-        run.step()
-    for _ in range(WATCHED_STEPS):
-        run.step()
-    engine.flush()
+    num_drafts = 0 if mode == "off" else args.drafts
+    run = Run(engine, (ROOM_TOKENS - PROMPT_TOKENS) // (1 + num_drafts) - WATCHED_STEPS - 2)
+    run.block(count, args.block_s)
     return run
 
 
@@ -157,7 +179,9 @@ def measure(args: argparse.Namespace, count: int) -> tuple[dict[str, Any], Specu
         turns = list(runs.values())
         first = number % len(turns)
         for run in turns[first:] + turns[:first]:
-            run.block(args.block_s)
+            rate, cpu_rate = run.block(count, args.block_s)
+            run.rates.append(rate)
+            run.cpu_rates.append(cpu_rate)
     print(file=sys.stderr)
     figures: dict[str, Any] = {}
     for mode, run in runs.items():
@@ -168,7 +192,7 @@ def measure(args: argparse.Namespace, count: int) -> tuple[dict[str, Any], Specu
         }
         if run.metrics is not None:
             figures[mode]["speculation"] = run.metrics.figures()
-        run.end()
+        run.engine.close()
     check_same(runs, count)
     metrics = runs["dynamic"].metrics
     assert metrics is not None  # the mode drafts
