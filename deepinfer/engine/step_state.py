@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from torch import Tensor
@@ -64,20 +64,21 @@ class SchedulerOutputs:
         sequences: in row order.
         draft_budget: drafts of the whole decode step, which the device deals out within the
             sequences' bounds; None: every sequence verifies as many as its bound says.
+        num_rows: rows of the step at most.
     """
 
     step: int
     kind: StepKind
     sequences: tuple[SequenceMetadata, ...]
     draft_budget: int | None = None
+    num_rows: int = field(init=False)
 
-    @property
-    def num_rows(self) -> int:
-        """Rows of the step at most."""
-        num_bound = sum(metadata.query_len for metadata in self.sequences)
-        if self.draft_budget is None:
-            return num_bound
-        return min(num_bound, len(self.sequences) + self.draft_budget)
+    def __post_init__(self) -> None:
+        # Once: several look at it, and a step may have hundreds of sequences.
+        num_rows = sum([metadata.query_len for metadata in self.sequences])
+        if self.draft_budget is not None:
+            num_rows = min(num_rows, len(self.sequences) + self.draft_budget)
+        object.__setattr__(self, "num_rows", num_rows)
 
 
 @dataclass(frozen=True, slots=True)
