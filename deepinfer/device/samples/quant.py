@@ -97,8 +97,9 @@ declare(
         "n=1": _linear(1),
         "n=17": _linear(17, outputs=(8,)),
         "parts=3": _linear(outputs=(32, 40, 8)),
-        # A prompt's chunk: devices may treat so many rows in another way.
-        "n=520": _linear(520, 288, outputs=(8,)),
+        # A prompt's chunk: devices may treat so many rows in another way, and split the inner
+        # dimension here as well.
+        "n=520": _linear(520, 544, outputs=(8,)),
         # Long enough for the inner dimension to be split among programs.
         "inner=544": _linear(3, 544),
         "one-group": _linear(inner=32),
