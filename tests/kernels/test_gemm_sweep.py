@@ -10,8 +10,8 @@ from benchmarks.gpu import gemm_sweep
 from benchmarks.gpu.gemm_sweep import Candidate, candidates
 from deepinfer_kernels.quant.gemm_triton import Operand
 
-# The last shape has all kinds of candidates; those of the others differ in the shape alone.
-CANDIDATES = {it.name: it for it in candidates() if it.shape == gemm_sweep.SHAPES[-1]}
+# The candidates of the other shapes differ from these in the shape alone.
+CANDIDATES = {it.name: it for it in candidates() if it.shape == gemm_sweep.SHAPES[0]}
 
 
 @pytest.fixture(scope="module")
@@ -29,6 +29,13 @@ def test_candidate_has_the_bits_of_few_rows(
     x, weight, expected = small
     many = CANDIDATES[name].many._replace(rows=130)
     assert torch.equal(gemm_sweep.product(x, weight, many), expected)
+
+
+def test_verdict_says_how_far_a_result_is_off() -> None:
+    expected = torch.tensor([1.0, -4.0]).bfloat16()
+    assert gemm_sweep.verdict(expected.clone(), expected) == "same"
+    value = torch.tensor([1.0, -4.03125]).bfloat16()  # the next value
+    assert gemm_sweep.verdict(value, expected) == "DIFFER by 7.8e-03 of the largest value"
 
 
 def test_table_is_sorted_and_keeps_what_failed() -> None:
@@ -52,6 +59,6 @@ def test_table_is_sorted_and_keeps_what_failed() -> None:
 
 def test_names_say_the_change() -> None:
     tile = gemm_sweep.TILES[0]
-    candidate = Candidate(gemm_sweep.SHAPES[0], {"summing_programs": 1, "tile": tile})
-    assert candidate.name == "summing_programs=1, tile=256x128x64x8x3"
+    candidate = Candidate(gemm_sweep.SHAPES[0], {"descriptors": False, "tile": tile})
+    assert candidate.name == "descriptors=False, tile=256x128x64x8x3"
     assert candidate.many.tile is tile

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import Any
 
 import pytest
 import torch
@@ -128,47 +127,41 @@ def test_product_of_a_row_does_not_depend_on_its_company(
     assert torch.equal(gemm_triton.gemm(part, right, torch.float32), whole[:num_rows])
 
 
-@pytest.mark.parametrize(
-    ("choices", "num_launches"),
-    [
-        ({"summing_programs": 99}, {"_dequantize": 1, "product": 1, "_add_splits": 1}),
-        ({"summing_programs": 1}, {"_dequantize": 1, "product": 1}),
-        # 144 outputs, first 96, then 48.
-        (
-            {"summing_programs": 1, "piece_bytes": 1 << 18, "multiprocessors": 5},
-            {"_dequantize": 2, "product": 2},
-        ),
-    ],
-)
 @pytest.mark.parametrize("product", ["_gemm", "_gemm_described"])
 @pytest.mark.parametrize("fmt", ["mxfp8", "mxfp4"])
 def test_product_of_many_rows_is_that_of_few(
     generator: torch.Generator,
     monkeypatch: pytest.MonkeyPatch,
     fmt: str,
-    choices: dict[str, Any],
     product: str,
-    num_launches: dict[str, int],
 ) -> None:
     left, right = operand(generator, "bf16", 130, 1056), operand(generator, fmt, 144, 1056)
     few = gemm_triton.gemm(left, right, torch.float32)  # three parts, as the matrix says
     tile = gemm_triton.Tile(rows=32, outputs=32, inner=64, num_warps=4)
     many = gemm_triton.MANY_ROWS._replace(
-        rows=130, tile=tile, summing_tile=tile, descriptors=product == "_gemm_described", **choices
+        rows=130, tile=tile, descriptors=product == "_gemm_described"
     )
     monkeypatch.setattr(gemm_triton, "MANY_ROWS", many)
     launched: Counter[str] = Counter()
     launch = triton_interpreter.GridExecutor.__call__
 
     def counted(executor, *arguments: object, **named: object) -> None:
-        name = executor.fn.__name__
-        launched["product" if name == product else name] += 1
+        launched[executor.fn.__name__] += 1
         launch(executor, *arguments, **named)
 
     monkeypatch.setattr(triton_interpreter.GridExecutor, "__call__", counted)
     value = gemm_triton.gemm(left, right, torch.float32)
-    assert launched == num_launches
+    assert launched == {"_dequantize": 1, product: 1, "_add_splits": 1}
     assert torch.equal(value, few)
+
+
+def test_block_diagonal_product_of_many_rows_is_that_of_few(
+    generator: torch.Generator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    left, right = operand(generator, "bf16", 130, 2, 544), operand(generator, "mxfp8", 2, 40, 544)
+    few = gemm_triton.gemm(left, right, torch.float32)
+    monkeypatch.setattr(gemm_triton, "MANY_ROWS", gemm_triton.MANY_ROWS._replace(rows=130))
+    assert torch.equal(gemm_triton.gemm(left, right, torch.float32), few)
 
 
 @pytest.mark.parametrize(("offset", "inner"), [(0, 70), (4, 72)])
@@ -182,20 +175,6 @@ def test_matrix_that_has_no_descriptor(
     right = operand(generator, "bf16", 40, inner)
     value = gemm_triton.gemm(left, right, torch.float32)
     close(value, gemm_triton.gemm_truth(left, right, torch.float32), 3e-6)
-
-
-@pytest.mark.parametrize(
-    ("num_rows", "inner", "outputs"),
-    [
-        (1024, 1280, 66 * 128),  # 4 tiles of rows by 66: two programs for each multiprocessor
-        (1100, 1280, 52 * 128),
-        (4096, 8192, 8 * 128),
-        (1024, 8192, 0),  # 24 MiB are 12 tiles, 48 programs
-    ],
-)
-def test_piece_of_a_matrix_fills_the_device(num_rows: int, inner: int, outputs: int) -> None:
-    many = gemm_triton.ManyRows()
-    assert many.piece(num_rows, many.tile, inner) == outputs
 
 
 @pytest.mark.parametrize("num_rows", [37, 400])

@@ -5,20 +5,17 @@ instruction's 64 or 128 rows however few tokens there are. Its codes come to sha
 of their use, are dequantised in the registers from which the instruction reads them, and their
 scales are loaded one tile ahead; activations are floats already (`round_a8`), so that no tile
 dequantises them again. For many rows a dense matrix is dequantised once, beforehand, instead of in
-the tile of every 256 rows, and by pieces where pieces fill the device: a piece is still in the L2
-cache when the product reads it, and the next overwrites it there. With `block_scaled` the codes and
-scales of both themselves go to the tensor cores (SM100 has instructions for them; elsewhere Triton
-dequantises): the same exact products, summed in another order.
+the tile of every 256 rows. With `block_scaled` the codes and scales of both themselves go to the
+tensor cores (SM100 has instructions for them; elsewhere Triton dequantises): the same exact
+products, summed in another order.
 
 A row's bits do not depend on its company: K is split by N and K alone, an element's products are
 added in the order of k in every tile, and partial sums in order. Only how many rows and weights a
-program takes depends on the number of rows, and whether the parts of a split have a program each,
-for want of rows, or one after the other.
+program takes depends on the number of rows.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import NamedTuple
 
 import torch
@@ -90,38 +87,24 @@ _SCALED_TILE = Tile(rows=32, outputs=128, inner=128, num_warps=4)
 class ManyRows(NamedTuple):
     """How dense products with many rows run; `benchmarks/gpu/gemm_sweep.py` times alternatives.
 
+    Times are of one H200, 2026-11-30, 1,024 rows.
+
     Attributes:
         rows: from so many on a product runs so, and its matrix is dequantised beforehand.
-        tile: where programs do not add up partial sums.
-        summing_tile: where a program computes all parts of a split and adds them up; it holds two
-            accumulators.
-        summing_programs: programs from which on they do so: most multiprocessors have one.
-        piece_bytes: of bf16 weights that are dequantised at a time, at most. A piece is two
-            launches, which the host pays for where nothing captures them.
-        multiprocessors: programs of `tile` that run at once; a piece is as many outputs as give
-            every one of them the same number of programs. (132: SM90; SM100 has 148.)
+        tile: sizes of a program. The fastest of the sweep for 32768 x 1280 (166 us); 1792 x 5120
+            takes 71 us (68 with 4 warps), 5120 x 8192 takes 215 (199 with 256 outputs, 4 stages).
         descriptors: whether the device copies tiles by itself (TMA), where they are described by
-            strides of whole 16 bytes; else threads copy them.
-        groups: of 32 weights in a program of the dequantiser.
+            strides of whole 16 bytes; else threads copy them. With tiles of 256 rows and 128
+            outputs: 82 us instead of 87 for 1792 x 5120, 239 instead of 253 for 5120 x 8192.
+        groups: of 32 weights in a program of the dequantiser, which takes 33 us for 42M weights.
         num_warps: of a program of the dequantiser.
     """
 
     rows: int = 512
-    tile: Tile = Tile(rows=256, outputs=128, inner=64, num_warps=8, num_stages=3)
-    summing_tile: Tile = Tile(rows=128, outputs=128, inner=64, num_warps=8)
-    summing_programs: int = 96
-    piece_bytes: int = 24 << 20
-    multiprocessors: int = 132
+    tile: Tile = Tile(rows=128, outputs=128, inner=64, num_warps=8, num_stages=3)
     descriptors: bool = True
     groups: int = 32
     num_warps: int = 4
-
-    def piece(self, num_rows: int, tile: Tile, inner: int) -> int:
-        """Outputs dequantised at a time; 0: they are too few to give everyone a program."""
-        row_tiles = triton.cdiv(num_rows, tile.rows)
-        output_tiles = self.piece_bytes // (2 * inner * tile.outputs)
-        rounds = row_tiles * output_tiles // self.multiprocessors
-        return rounds * self.multiprocessors // row_tiles * tile.outputs
 
 
 MANY_ROWS = ManyRows()
@@ -169,10 +152,10 @@ def _accumulate(
 
 @triton.jit(do_not_specialize=["M"])
 def _gemm(
-    x_ptr, x_scales_ptr, w_ptr, w_scales_ptr, out_ptr, M, N, num_groups, k_per_split, out_width,
+    x_ptr, x_scales_ptr, w_ptr, w_scales_ptr, out_ptr, M, N, num_groups, k_per_split,
     K: tl.constexpr, W: tl.constexpr, X: tl.constexpr, DTYPE: tl.constexpr,
-    SCALED: tl.constexpr, SPLITS: tl.constexpr, SUMS: tl.constexpr, BM: tl.constexpr,
-    BN: tl.constexpr, BK: tl.constexpr,
+    SCALED: tl.constexpr, SPLITS: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
+    BK: tl.constexpr,
 ):  # fmt: skip
     m = tl.program_id(0) * BM + tl.arange(0, BM)
     n = tl.program_id(1) * BN + tl.arange(0, BN)
@@ -182,39 +165,31 @@ def _gemm(
     x_row = m.to(tl.int64) * num_groups + group
     w_row = group * N + n
     k_begin = split * k_per_split
-    total = tl.zeros([BN, BM], dtype=tl.float32)
-    for _ in range(SUMS):
-        part = _accumulate(
-            w_ptr, w_scales_ptr, x_ptr, x_scales_ptr, w_row, n < N, x_row, m < M,
-            k_begin, tl.minimum(k_begin + k_per_split, K), K, W, X, DTYPE, SCALED, BM,
-            BN, BK,
-        )  # fmt: skip
-        total += part
-        k_begin += k_per_split
-    out = out_ptr + (split * M * num_groups + x_row)[None, :] * out_width + n[:, None]
-    tl.store(out, total.to(out_ptr.dtype.element_ty), mask=(n < N)[:, None] & (m < M)[None, :])
+    acc = _accumulate(
+        w_ptr, w_scales_ptr, x_ptr, x_scales_ptr, w_row, n < N, x_row, m < M,
+        k_begin, tl.minimum(k_begin + k_per_split, K), K, W, X, DTYPE, SCALED, BM,
+        BN, BK,
+    )  # fmt: skip
+    out = out_ptr + (split * M * num_groups + x_row)[None, :] * N + n[:, None]
+    tl.store(out, acc.to(out_ptr.dtype.element_ty), mask=(n < N)[:, None] & (m < M)[None, :])
 
 
 @triton.jit(do_not_specialize=["M"])
 def _gemm_described(
-    x_tiles, w_tiles, out_ptr, M, N, k_per_split, out_width, K: tl.constexpr,
-    SUMS: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
+    x_tiles, w_tiles, out_ptr, M, N, k_per_split, K: tl.constexpr, BM: tl.constexpr,
+    BN: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
     """`_gemm` of two described bf16 matrices; what lies outside of them reads as zero."""
     m0, n0, split = tl.program_id(0) * BM, tl.program_id(1) * BN, tl.program_id(2)
     k_begin = split * k_per_split
-    total = tl.zeros([BN, BM], dtype=tl.float32)
-    for _ in range(SUMS):
-        part = tl.zeros([BN, BM], dtype=tl.float32)
-        for k0 in range(k_begin, tl.minimum(k_begin + k_per_split, K), BK):
-            w = w_tiles.load([n0, k0])
-            x = x_tiles.load([m0, k0])
-            part = tl.dot(w, tl.trans(x), part)
-        total += part
-        k_begin += k_per_split
+    acc = tl.zeros([BN, BM], dtype=tl.float32)
+    for k0 in range(k_begin, tl.minimum(k_begin + k_per_split, K), BK):
+        w = w_tiles.load([n0, k0])
+        x = x_tiles.load([m0, k0])
+        acc = tl.dot(w, tl.trans(x), acc)
     m, n = m0 + tl.arange(0, BM), n0 + tl.arange(0, BN)
-    out = out_ptr + (split * M + m.to(tl.int64))[None, :] * out_width + n[:, None]
-    tl.store(out, total.to(out_ptr.dtype.element_ty), mask=(n < N)[:, None] & (m < M)[None, :])
+    out = out_ptr + (split * M + m.to(tl.int64))[None, :] * N + n[:, None]
+    tl.store(out, acc.to(out_ptr.dtype.element_ty), mask=(n < N)[:, None] & (m < M)[None, :])
 
 
 @triton.jit(do_not_specialize=["num_groups"])
@@ -265,28 +240,17 @@ def _expert_gemm(
 
 def dequantize(w: Operand) -> Operand:
     """A quantised matrix [.., N, K] with its values in bf16, which holds them exactly."""
-    ((_, values),) = _dequantised(w, w.data.shape[-2])
-    return values
+    shape = (*w.data.shape[:-1], w.inner)
+    values = torch.empty(shape, dtype=torch.bfloat16, device=w.data.device)
+    num_groups = values.numel() // 32
+    _dequantize[(triton.cdiv(num_groups, MANY_ROWS.groups),)](
+        w.data, w.scales, values, num_groups, W=w.format, GROUPS=MANY_ROWS.groups,
+        num_warps=MANY_ROWS.num_warps,
+    )  # fmt: skip
+    return Operand("plain", values, None)
 
 
-def _dequantised(w: Operand, piece: int) -> Iterator[tuple[int, Operand]]:
-    """First output and bf16 values of `piece` outputs at a time, each in the memory of the last."""
-    outputs = w.data.shape[-2]
-    shape = (*w.data.shape[:-2], piece, w.inner)
-    memory = torch.empty(shape, dtype=torch.bfloat16, device=w.data.device)
-    assert w.scales is not None
-    for first in range(0, outputs, piece):
-        end = min(first + piece, outputs)
-        values = memory[..., : end - first, :]
-        num_groups = values.numel() // 32
-        _dequantize[(triton.cdiv(num_groups, MANY_ROWS.groups),)](
-            w.data[..., first:end, :], w.scales[..., first:end, :], values, num_groups,
-            W=w.format, GROUPS=MANY_ROWS.groups, num_warps=MANY_ROWS.num_warps,
-        )  # fmt: skip
-        yield first, Operand("plain", values, None)
-
-
-def num_splits(outputs: int, inner: int) -> int:
+def _num_splits(outputs: int, inner: int) -> int:
     """Parts of K that are summed on their own: of the matrix alone, not of the rows."""
     programs = triton.cdiv(outputs, _SPLIT_OUTPUTS)
     most = triton.cdiv(inner, _SPLIT_INNER * _MIN_STEPS)
@@ -342,43 +306,37 @@ def gemm(
     if out.numel() == 0:
         return out
     tile, scaled = _tile(x, w, num_rows, block_scaled=block_scaled)
-    splits = splits or num_splits(outputs * num_groups, inner)
+    splits = splits or _num_splits(outputs * num_groups, inner)
+    described = False
     if num_rows >= MANY_ROWS.rows and tile is _BF16_TILES[-1]:
-        _gemm_many_rows(x, w, out, splits)
-        return out
+        tile = MANY_ROWS.tile
+        w = w if w.format == "plain" else dequantize(w)
+        described = MANY_ROWS.descriptors and _have_descriptors(x.data, w.data)
     wide_programs = triton.cdiv(outputs, _WIDE_OUTPUTS) * num_groups * splits
     if tile is _BF16_TILES[0] and wide_programs >= _WIDE_PROGRAMS:
         tile = tile._replace(outputs=_WIDE_OUTPUTS)
-    _launch(x, w, out, tile, splits, scaled=scaled)
+    if splits == 1:
+        _launch(x, w, out, tile, splits, scaled=scaled, described=described)
+        return out
+    # Partial sums are added by a kernel of their own. A loop over the parts around the one over k
+    # would have to find out where a part begins from its own index: Triton 3.6 forgets a number
+    # that the outer loop carries, and all parts are the first.
+    partial = torch.empty((splits, *shape), dtype=torch.float32, device=out.device)
+    _launch(x, w, partial, tile, splits, scaled=scaled, described=described)
+    _add_splits[(triton.cdiv(out.numel(), 1024),)](
+        partial, out, out.numel(), SPLITS=splits, BLOCK=1024
+    )
     return out
 
 
-def _gemm_many_rows(x: Operand, w: Operand, out: Tensor, splits: int) -> None:
-    """`gemm` as `MANY_ROWS` says."""
-    many, grouped = MANY_ROWS, w.data.dim() == 3
-    num_rows, outputs = out.shape[0], out.shape[-1]
-    tile = many.summing_tile
-    programs = triton.cdiv(num_rows, tile.rows) * triton.cdiv(outputs, tile.outputs)
-    programs *= w.data.shape[0] if grouped else 1
-    sums = splits if programs >= many.summing_programs else 1
-    if sums == 1:
-        tile = many.tile
-    described = many.descriptors and not grouped and _is_aligned(x.data)
-    if w.format == "plain":
-        _launch(x, w, out, tile, splits, sums=sums, described=described and _is_aligned(w.data))
-        return
-    piece = outputs
-    if not grouped and sums == splits:
-        piece = min(many.piece(num_rows, tile, w.inner), outputs)
-    for first, values in _dequantised(w, piece or outputs):
-        columns = out[..., first : first + values.data.shape[-2]]
-        _launch(x, values, columns, tile, splits, sums=sums, described=described)
-
-
-def _is_aligned(matrix: Tensor) -> bool:
-    """Whether every row begins at a multiple of 16 bytes, as descriptors want it."""
-    row_bytes = matrix.shape[-1] * matrix.element_size()
-    return row_bytes % 16 == 0 and matrix.data_ptr() % 16 == 0
+def _have_descriptors(*operands: Tensor) -> bool:
+    """Whether all are matrices with rows that begin at multiples of 16 bytes."""
+    return all(
+        data.dim() == 2
+        and data.shape[1] * data.element_size() % 16 == 0
+        and data.data_ptr() % 16 == 0
+        for data in operands
+    )
 
 
 def _launch(
@@ -388,54 +346,33 @@ def _launch(
     tile: Tile,
     splits: int,
     *,
-    sums: int = 1,
-    scaled: bool = False,
-    described: bool = False,
+    scaled: bool,
+    described: bool,
 ) -> None:
-    """One product, to the whole of a result or to some columns of it.
-
-    Args:
-        x: as in `gemm`.
-        w: as in `gemm`.
-        out: [M, N] or [M, G, N].
-        tile: sizes of a program.
-        splits: parts of K.
-        sums: how many of them a program adds up, all or one.
-        scaled: see `_tile`.
-        described: both operands are bf16 matrices that a descriptor can describe.
-    """
+    """The product, or its partial sums: `out` has one result for each of `splits` parts of K."""
     num_groups = w.data.shape[0] if w.data.dim() == 3 else 1
-    num_rows, outputs, inner = out.shape[0], out.shape[-1], w.inner
-    parts = splits // sums
-    target = out
-    if parts > 1:
-        target = torch.empty((parts, *out.shape), dtype=torch.float32, device=out.device)
+    num_rows, outputs, inner = x.data.shape[0], w.data.shape[-2], w.inner
     steps = triton.cdiv(triton.cdiv(inner, _SPLIT_INNER), splits)
     grid = (
         triton.cdiv(num_rows, tile.rows),
         triton.cdiv(outputs, tile.outputs),
-        num_groups * parts,
+        num_groups * splits,
     )
     if described:
         _gemm_described[grid](
             TensorDescriptor.from_tensor(x.data, [tile.rows, tile.inner]),
             TensorDescriptor.from_tensor(w.data, [tile.outputs, tile.inner]),
-            target, num_rows, outputs, steps * _SPLIT_INNER, target.stride(-2), K=inner, SUMS=sums,
-            BM=tile.rows, BN=tile.outputs, BK=tile.inner, num_warps=tile.num_warps,
-            num_stages=tile.num_stages,
+            out, num_rows, outputs, steps * _SPLIT_INNER, K=inner, BM=tile.rows, BN=tile.outputs,
+            BK=tile.inner, num_warps=tile.num_warps, num_stages=tile.num_stages,
         )  # fmt: skip
-    else:
-        _gemm[grid](
-            x.data, x.scales, w.data, w.scales, target, num_rows, outputs, num_groups,
-            steps * _SPLIT_INNER, target.stride(-2), K=inner, W=w.format, X=x.format,
-            DTYPE=tl.float32 if tile is _FP32_TILE else tl.bfloat16, SCALED=scaled, SPLITS=parts,
-            SUMS=sums, BM=tile.rows, BN=tile.outputs, BK=tile.inner, num_warps=tile.num_warps,
-            num_stages=tile.num_stages,
-        )  # fmt: skip
-    if parts > 1:
-        _add_splits[(triton.cdiv(out.numel(), 1024),)](
-            target, out, out.numel(), SPLITS=parts, BLOCK=1024
-        )
+        return
+    _gemm[grid](
+        x.data, x.scales, w.data, w.scales, out, num_rows, outputs, num_groups,
+        steps * _SPLIT_INNER, K=inner, W=w.format, X=x.format,
+        DTYPE=tl.float32 if tile is _FP32_TILE else tl.bfloat16, SCALED=scaled, SPLITS=splits,
+        BM=tile.rows, BN=tile.outputs, BK=tile.inner, num_warps=tile.num_warps,
+        num_stages=tile.num_stages,
+    )  # fmt: skip
 
 
 def expert_gemm(
@@ -504,7 +441,7 @@ def gemm_truth(x: Operand, w: Operand, dtype: torch.dtype) -> Tensor:
 _SIGNATURE = {
     "x_ptr": "*u8", "x_scales_ptr": "*u8", "w_ptr": "*u8", "w_scales_ptr": "*u8",
     "out_ptr": "*bf16", "M": "i32", "N": "i32", "num_groups": "i32",
-    "k_per_split": "i32", "out_width": "i32",
+    "k_per_split": "i32",
 }  # fmt: skip
 _BLOCK_SCALED = {90: ("wgmma",), 100: ("kind::mxf8f6f4.block_scale",)}
 _TENSOR_CORES = {90: ("wgmma",), 100: ("tcgen05.mma",)}
@@ -519,19 +456,17 @@ def _constants(
     }  # fmt: skip
 
 
-def many_rows_case(tile: Tile, *, sums: int = 1, described: bool = True) -> CompileCase:
+def many_rows_case(tile: Tile, *, described: bool) -> CompileCase:
     """The product of many rows with a dequantised matrix."""
     if not described:
         signature = {**_ROUNDED, "w_ptr": "*bf16"}
-        return _case("_gemm", signature, "plain", tile, SPLITS=1, SUMS=sums)
+        return _case("_gemm", signature, "plain", tile, SPLITS=1)
     signature = {
         "x_tiles": f"tensordesc<bf16[{tile.rows},{tile.inner}]>",
         "w_tiles": f"tensordesc<bf16[{tile.outputs},{tile.inner}]>",
-        "out_ptr": "*bf16", "M": "i32", "N": "i32", "k_per_split": "i32", "out_width": "i32",
+        "out_ptr": "*bf16", "M": "i32", "N": "i32", "k_per_split": "i32",
     }  # fmt: skip
-    constants = {
-        "K": 5120, "SUMS": sums, "BM": tile.rows, "BN": tile.outputs, "BK": tile.inner,
-    }  # fmt: skip
+    constants = {"K": 5120, "BM": tile.rows, "BN": tile.outputs, "BK": tile.inner}
     required = {arch: (*words, "cp.async.bulk.tensor") for arch, words in _TENSOR_CORES.items()}
     return CompileCase(
         "_gemm_described", signature, constants, required=required, num_warps=tile.num_warps,
@@ -560,14 +495,13 @@ _EXPERT_SIGNATURE = {
 }  # fmt: skip
 _ROUNDED = {**_SIGNATURE, "x_ptr": "*bf16"}
 COMPILE_CASES = (
-    *(_case("_gemm", _ROUNDED, "mxfp8", tile, SPLITS=4, SUMS=1) for tile in _BF16_TILES),
-    _case("_gemm", _ROUNDED, "mxfp8", _BF16_TILES[0], SPLITS=1, SUMS=1, BN=_WIDE_OUTPUTS),
-    _case("_gemm", {**_ROUNDED, "w_ptr": "*bf16"}, "plain", _BF16_TILES[0], SPLITS=1, SUMS=1),
+    *(_case("_gemm", _ROUNDED, "mxfp8", tile, SPLITS=4) for tile in _BF16_TILES),
+    _case("_gemm", _ROUNDED, "mxfp8", _BF16_TILES[0], SPLITS=1, BN=_WIDE_OUTPUTS),
+    _case("_gemm", {**_ROUNDED, "w_ptr": "*bf16"}, "plain", _BF16_TILES[0], SPLITS=1),
     *(many_rows_case(MANY_ROWS.tile, described=way) for way in (False, True)),
-    *(many_rows_case(MANY_ROWS.summing_tile, sums=5, described=way) for way in (False, True)),
     CompileCase(
         "_gemm", {**_SIGNATURE, "x_ptr": "*fp32", "w_ptr": "*fp32", "out_ptr": "*fp32"},
-        {**_constants("plain", "plain", _FP32_TILE, fp32=True), "SPLITS": 1, "SUMS": 1},
+        {**_constants("plain", "plain", _FP32_TILE, fp32=True), "SPLITS": 1},
     ),
     *(
         _case("_expert_gemm", {**_EXPERT_SIGNATURE, "x_ptr": "*bf16"}, "mxfp4", tile, GATHER=True)
@@ -575,8 +509,7 @@ COMPILE_CASES = (
     ),
     *(
         CompileCase(
-            "_gemm", _SIGNATURE,
-            {**_constants(w, "mxfp8", _SCALED_TILE, scaled=True), "SPLITS": 1, "SUMS": 1},
+            "_gemm", _SIGNATURE, {**_constants(w, "mxfp8", _SCALED_TILE, scaled=True), "SPLITS": 1},
             required=_BLOCK_SCALED,
             max_spill_bytes=16,  # on SM90, where this form is for checking only
         )
