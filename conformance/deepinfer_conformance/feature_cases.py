@@ -29,6 +29,7 @@ _SAME_BITS = "same bits: the feature promises them"
 def suite_cases() -> Iterator[SuiteCase]:
     """Per op and numerics mode: rows alone and among many, the same call twice; one graph."""
     for spec in sorted(load_all().values(), key=lambda spec: (spec.family, spec.name)):
+        yield from _cases_of_many_rows(spec)
         sample = next(iter(samples_of(spec)), None)
         if sample is None:
             continue
@@ -55,6 +56,20 @@ def suite_cases() -> Iterator[SuiteCase]:
         yield SuiteCase(
             case_id, GRAPH_CAPTURE, Level.DEFAULT, partial(_run_graph, case_id, numerics)
         )
+
+
+def _cases_of_many_rows(spec: OpSpec[..., Any]) -> Iterator[SuiteCase]:
+    for sample in samples_of(spec):
+        axis = row_axis(spec)
+        if not sample.many_rows or axis is None:
+            continue
+        for numerics in sample.numerics:
+            case_id = (
+                f"features/{BATCH_INVARIANT}/{spec.family}/{spec.name}:"
+                f"{numerics.value},{sample.name}"
+            )
+            run = partial(_run_many_rows, case_id, spec, sample, numerics, axis)
+            yield SuiteCase(case_id, BATCH_INVARIANT, Level.DEFAULT, run)
 
 
 def _differing_rows(alone: Outputs, together: Outputs, row: int, places: torch.Tensor) -> list[str]:
@@ -98,6 +113,35 @@ def _run_invariance(
     for row in range(count):
         alone = run(torch.tensor([row]))
         wrong += _differing_rows(alone, together, row, (repeats == row).nonzero().flatten())
+    return _outcome(case_id, BATCH_INVARIANT, "rows", wrong)
+
+
+def _run_many_rows(
+    case_id: str,
+    spec: OpSpec[..., Any],
+    sample: Sample,
+    numerics: Numerics,
+    axis: str,
+    bench: Bench,
+) -> Outcome:
+    """All rows of the sample in one call, and in calls of few."""
+    backend = bench.under_test(numerics)
+    count = num_rows(spec, build_arguments(spec, sample, numerics), axis)
+
+    def run(rows: torch.Tensor) -> Outputs:
+        arguments = build_arguments(spec, sample, numerics)
+        return run_op(backend, spec, with_rows(spec, arguments, axis, rows))
+
+    together, wrong = run(torch.arange(count)), []
+    for rows in torch.arange(count).split(NUM_ROWS):
+        for name, few in run(rows).items():
+            many = together[name]
+            if few.shape[:1] != rows.shape or many.shape[:1] != (count,):
+                continue
+            same = (_bits(many[rows]) == _bits(few)).flatten(1).all(1)
+            if not bool(same.all()):
+                row = int(rows[~same][0])
+                wrong.append(f"{name}: row {row} differs between {count} rows and {len(rows)}")
     return _outcome(case_id, BATCH_INVARIANT, "rows", wrong)
 
 

@@ -97,9 +97,6 @@ declare(
         "n=1": _linear(1),
         "n=17": _linear(17, outputs=(8,)),
         "parts=3": _linear(outputs=(32, 40, 8)),
-        # A prompt's chunk: devices may treat so many rows in another way, and split the inner
-        # dimension here as well.
-        "n=520": _linear(520, 544, outputs=(8,)),
         # Long enough for the inner dimension to be split among programs.
         "inner=544": _linear(3, 544),
         "one-group": _linear(inner=32),
@@ -118,6 +115,8 @@ declare(
 declare_sample(
     quant.linear, Sample("nan-row", _linear(edit=draws.with_nan_row), loose_rows={"out": (4,)})
 )
+# A prompt's chunk; the inner dimension may be split here as well.
+declare_sample(quant.linear, Sample("n=520", _linear(520, 544, outputs=(8,)), many_rows=True))
 declare(
     quant.linear_f32,
     {

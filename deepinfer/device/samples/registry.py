@@ -33,6 +33,8 @@ class Sample:
         loose_rows: per output name, rows whose values the contract leaves unspecified.
         numerics: modes in which the sample makes sense.
         level: 2 for shapes of published models, which the suite runs under --full only.
+        many_rows: it has so many that a device may compute them in another way; the suite then
+            compares them with calls of few rows, bit by bit.
     """
 
     name: str
@@ -41,6 +43,7 @@ class Sample:
     loose_rows: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     numerics: tuple[Numerics, ...] = ALL_NUMERICS
     level: int = 0
+    many_rows: bool = False
 
 
 @dataclass(frozen=True, slots=True)
