@@ -114,6 +114,8 @@ def measure(args: argparse.Namespace, num_seqs: int) -> dict[str, dict[str, floa
             "scheduler.max_num_seqs": num_seqs,
             "scheduler.max_num_tokens": max(512, num_seqs),
             "max_model_len": num_tokens + 32,
+            # Sized by default, the first engine would leave little to the others.
+            "cache.num_blocks": num_seqs * (num_tokens // EngineConfig().cache.block_size + 2),
         }
         configs[depth] = override(EngineConfig(), values)
         runs[f"depth {depth}"] = begin(configs[depth], num_seqs, num_tokens)

@@ -139,6 +139,8 @@ def begin(args: argparse.Namespace, mode: str, count: int, costs: Path) -> Run:
         "scheduler.max_num_seqs": count,
         "scheduler.max_num_tokens": max(512, 6 * count),
         "max_model_len": ROOM_TOKENS,
+        # Sized by default, the first engine would leave little to the others.
+        "cache.num_blocks": count * (ROOM_TOKENS // EngineConfig().cache.block_size + 1),
     }
     if mode != "off":
         values["speculation.max_drafts"] = args.drafts
