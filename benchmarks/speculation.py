@@ -215,6 +215,8 @@ def main() -> None:
     parser.add_argument("--svg", type=Path, help="picture of the rates")
     parser.add_argument("--metrics-svg", type=Path, help="picture of the largest dynamic run")
     args = parser.parse_args()
+    settings = {name: getattr(args, name) for name in
+                ("backend", "numerics", "drafts", "depth", "rounds", "block_s")}  # fmt: skip
     found: dict[str, dict[str, Any]] = {}
     lines: dict[str, list[tuple[float, float]]] = {mode: [] for mode in MODES[1:]}
     print(f"{'sequences':>10} {'mode':<9}{'tokens/s':>10}{'x off':>8}{'/CPU s':>9}{'verified':>10}"
@@ -235,11 +237,9 @@ def main() -> None:
                 cells += f"{means['verified']:>10.2f}{means['accepted']:>10.2f}"
                 cells += f"{100 * planned:>8.0f}%"
             print(cells, flush=True)
-    settings = {name: getattr(args, name) for name in
-                ("backend", "numerics", "drafts", "depth", "rounds", "block_s")}  # fmt: skip
+        if args.json:  # after each count, so that a run that is cut short leaves what it has
+            write_json(args.json, "speculation", {"runs": found, "settings": settings})
     caption = f"{args.backend}, {args.numerics}, {args.drafts} drafts, depth {args.depth}"
-    if args.json:
-        write_json(args.json, "speculation", {"runs": found, "settings": settings})
     if args.svg:
         panel = Panel("Tokens per second against no drafts", "sequences", lines, x_is_log=True,
                       x_ticks=args.sequences)  # fmt: skip
