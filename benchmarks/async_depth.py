@@ -25,6 +25,7 @@ from deepinfer.config import EngineConfig, override
 from deepinfer.engine.llm_engine import LLMEngine
 from deepinfer.engine.sampling_params import SamplingParams
 from deepinfer.engine.timeline import RecordedTimeline, TimelineTotals
+from deepinfer.engine.trace_file import TraceFile
 
 
 @dataclass(slots=True)
@@ -78,9 +79,9 @@ class Run:
         }
 
 
-def begin(config: EngineConfig, num_seqs: int, num_tokens: int, trace: Path | None = None) -> Run:
+def begin(config: EngineConfig, num_seqs: int, num_tokens: int) -> Run:
     """An engine that decodes `num_seqs` sequences; prompts are computed already."""
-    engine = LLMEngine.from_config(config, timeline_file=trace, timed=True)
+    engine = LLMEngine.from_config(config, timed=True)
     params = SamplingParams(
         max_tokens=num_tokens, temperature=0.0, ignore_eos=True, detokenize=False
     )
@@ -103,9 +104,8 @@ def measure(args: argparse.Namespace, num_seqs: int) -> dict[str, dict[str, floa
     Raises:
         SystemExit: the depths gave different tokens.
     """
-    num_tokens = args.rounds * args.steps + 16
+    num_tokens = (args.rounds + 1) * args.steps + 16
     runs: dict[str, Run] = {}
-    configs: dict[int, EngineConfig] = {}
     for depth in args.depths:
         values: dict[str, Any] = {
             "numerics": args.numerics,
@@ -117,8 +117,7 @@ def measure(args: argparse.Namespace, num_seqs: int) -> dict[str, dict[str, floa
             # Sized by default, the first engine would leave little to the others.
             "cache.num_blocks": num_seqs * (num_tokens // EngineConfig().cache.block_size + 2),
         }
-        configs[depth] = override(EngineConfig(), values)
-        runs[f"depth {depth}"] = begin(configs[depth], num_seqs, num_tokens)
+        runs[f"depth {depth}"] = begin(override(EngineConfig(), values), num_seqs, num_tokens)
     limit = time.perf_counter() + args.limit / len(args.sequences)
     for round_number in range(args.rounds):
         # Two blocks at least, as the first still warms up.
@@ -130,6 +129,12 @@ def measure(args: argparse.Namespace, num_seqs: int) -> dict[str, dict[str, floa
             run.steps(args.steps)
     print(file=sys.stderr)
     found = {name: run.figures() for name, run in runs.items()}
+    if args.traces:
+        for depth, run in zip(args.depths, runs.values(), strict=True):
+            run.timeline.write_to(
+                TraceFile(args.traces / f"seqs{num_seqs}_depth{depth}.trace.json")
+            )
+            run.steps(args.steps)
     for run in runs.values():
         run.end()
     least = 2 * args.steps  # what every answer has, whatever was in flight at its end
@@ -139,12 +144,6 @@ def measure(args: argparse.Namespace, num_seqs: int) -> dict[str, dict[str, floa
             length = min(len(own), len(other))
             if length < least or own[:length] != other[:length]:
                 sys.exit(f"{num_seqs} sequences: the depths gave different tokens")
-    if args.traces:
-        for depth, config in configs.items():
-            file = args.traces / f"seqs{num_seqs}_depth{depth}.trace.json"
-            traced = begin(config, num_seqs, num_tokens, file)
-            traced.steps(args.steps)
-            traced.end()
     return found
 
 

@@ -29,8 +29,10 @@ from __future__ import annotations
 
 import bisect
 import enum
+import itertools
 import logging
 from collections.abc import Callable, Collection
+from typing import cast
 
 from deepinfer.cache.block_pool import BlockPool, SlotPool, blocks_for
 from deepinfer.cache.host_tier import HostState
@@ -268,17 +270,15 @@ class Scheduler:
         )
 
     def _schedule_decode(self) -> tuple[list[SequenceMetadata], list[Sequence]]:
+        candidates = [sequence for sequence in self.running if sequence.decodes_next]
+        self._num_promised = 0
+        plain = self._plain_decode(candidates)
+        if plain is not None:
+            return plain, []
         chosen: list[SequenceMetadata] = []
         starved: list[Sequence] = []
         budget, self._num_promised = self._max_num_tokens, 0
-        candidates = [sequence for sequence in self.running if sequence.decodes_next]
-        size, drafts, reuse, num_behind = (
-            self.block_size,
-            self._max_drafts,
-            self.reuse,
-            len(candidates),
-        )
-        # Little is left to calls here: this runs for every sequence of every step.
+        drafts, reuse, num_behind = self._max_drafts, self.reuse, len(candidates)
         for sequence in candidates:
             if budget == 0:
                 break
@@ -286,7 +286,7 @@ class Scheduler:
             if sequence.status is not SequenceStatus.RUNNING:
                 continue  # preempted for one before it
             context = sequence.num_cached_tokens + sequence.total_inflight_tokens
-            room = len(sequence.blocks) * size - context
+            room = len(sequence.blocks) * self.block_size - context
             num_rows = self._rows_wanted(sequence, room, budget, num_behind) if drafts else 1
             granted = num_rows if num_rows <= room else self._grow(sequence, num_rows)
             if granted is Growth.NEVER:
@@ -308,6 +308,37 @@ class Scheduler:
                 )
                 budget -= granted
         return chosen, starved
+
+    def _plain_decode(self, candidates: list[Sequence]) -> list[SequenceMetadata] | None:
+        """A row of each of them, put together column by column, which costs the host less.
+
+        None: some have drafts or windows to save, not all fit into a step, or one lacks memory.
+        Those that were given blocks meanwhile keep them.
+        """
+        has_windows = self.reuse is not None and self.reuse.tier is not None
+        if self._max_drafts or has_windows or len(candidates) > self._max_num_tokens:
+            return None
+        contexts = [each.num_cached_tokens + each.total_inflight_tokens for each in candidates]
+        num_blocks, size = [len(each.blocks) for each in candidates], self.block_size
+        num_preemptions = self.num_preemptions
+        for sequence, context, held in zip(candidates, contexts, num_blocks, strict=True):
+            if context < held * size:
+                continue  # nearly always
+            if self._grow(sequence, 1) != 1 or self.num_preemptions > num_preemptions:
+                return None
+        count = len(candidates)
+        return list(
+            map(
+                SequenceMetadata,
+                candidates,
+                [each.generation for each in candidates],
+                cast(list[int], [each.slot for each in candidates]),  # running ones have slots
+                contexts,
+                itertools.repeat(1, count),
+                itertools.repeat(True, count),  # samples
+                itertools.repeat(False, count),  # scores_prompt
+            )
+        )
 
     def _useful_rows(self, sequence: Sequence) -> int:
         """A token and its drafts, but no position whose token could only be beyond the end."""

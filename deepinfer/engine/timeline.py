@@ -164,6 +164,11 @@ class RecordedTimeline(Timeline):
             if self._sink is not None:
                 self._sink.host(HostSpan(phase, step, begin_us, end_us))
 
+    def write_to(self, sink: SpanSink) -> None:
+        """Hand spans to this sink from now on."""
+        self.close()
+        self._sink = sink
+
     def _end_work(self, phase: Phase) -> None:
         """Called at the end of a phase; a host whose work is made up spends its time here."""
 
