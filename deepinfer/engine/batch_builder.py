@@ -160,11 +160,11 @@ class BatchBuilder:
                 metadata.sequence.token_ids,
             )
             stop = start + (1 if decodes else metadata.query_len)
-            if stop > len(token_ids):
+            if not 0 <= start < stop <= len(token_ids):
                 raise ContractError(
-                    f"step {scheduled.step} takes tokens {start} to {stop - 1} of request "
+                    f"step {scheduled.step} takes positions {start} to {stop - 1} of request "
                     f"{metadata.sequence.request.request_id} from the host, which knows "
-                    f"{len(token_ids)}; the remap should name a result in flight"
+                    f"{len(token_ids)} tokens; the remap should name a result in flight"
                 )
             fed += token_ids[start:stop]
             places += range(row, row + stop - start)

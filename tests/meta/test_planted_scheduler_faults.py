@@ -146,7 +146,7 @@ FAULTS = (
     Fault(
         _ignore_the_generation,
         Exception,
-        "poison|names result row|which knows|must match the existing",
+        "poison|names result row|which knows",
     ),
     Fault(_drop_the_flush, AssertionError, "memory is left behind"),
     Fault(_ignore_accepted_drafts, ContractError, "reserve blocks|should hold token"),
