@@ -62,7 +62,7 @@ class EngineContender(NamedTuple):
         params = SamplingParams(max_tokens=None, temperature=0.0, ignore_eos=True, detokenize=False)
         for index in range(batch):
             prompt = [(7 * index + 13 * position) % 4000 + 10 for position in range(context)]
-            engine.add_request(f"r{index}", prompt, params)
+            engine.add_request(f"r{index}", prompt, params, final_only=True)
         while engine.stats().generated_tokens < batch:
             engine.step()
         return Prepared(engine.step, engine.close)
