@@ -29,6 +29,7 @@ class BuiltStep:
 
     Attributes:
         batch: model inputs; logits rows are the sampling rows, then the prompt rows scored.
+        num_newcomers: requests whose ids and history are from the host.
         num_samples: sampling rows N.
         remap: [R] int64 ring row of each sequence's latest result in flight, or NEWCOMER, whose
             ids and lengths in `batch` are exact.
@@ -44,6 +45,7 @@ class BuiltStep:
     """
 
     batch: StepBatch
+    num_newcomers: int
     num_samples: int
     remap: Tensor
     limits: Tensor
@@ -123,6 +125,7 @@ class BatchBuilder:
         budget = scheduled.draft_budget
         return BuiltStep(
             batch=batch,
+            num_newcomers=remap.rows.count(NEWCOMER),
             num_samples=num_samples,
             remap=int64_tensor(remap.rows),
             limits=slots.limits,

@@ -146,6 +146,12 @@ _ALIGNMENT = 16
 at the alignment of what they are given, and would compile anew for every tier."""
 
 
+_AS_PADDING = frozenset({"logits_rows", "replay", "result_seqs"})
+"""Parts of a decode step that are the same in its padding: they count, or there are none."""
+_OF_NEWCOMERS = frozenset({"input_ids", "history"})
+"""Parts that are the same where every request has a result in flight."""
+
+
 class StepUpload:
     """A built step in pinned memory; kept by whoever enqueues the copy until it was issued."""
 
@@ -238,7 +244,11 @@ class TierLayout:
         # Through numpy, because an assignment of a torch slice costs the host four times as much.
         target = packed.numpy()
         np.copyto(target, self.padding.numpy())
-        for part, (first, end, shape) in zip(_Integers.of(built), self._places, strict=True):
+        same = _AS_PADDING if built.num_newcomers else _AS_PADDING | _OF_NEWCOMERS
+        parts = zip(_Integers._fields, _Integers.of(built), self._places, strict=True)
+        for name, part, (first, end, shape) in parts:
+            if name in same:
+                continue
             values = part.numpy()
             if len(shape) == 1:
                 target[first : first + math.prod(part.shape)] = values

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -42,6 +43,7 @@ def built(
     )
     return BuiltStep(
         batch=batch,
+        num_newcomers=count,
         num_samples=count,
         remap=numbers + 50,
         limits=numbers + 60,
@@ -129,6 +131,19 @@ def test_a_packed_step_is_the_step_and_then_padding(budget: int | None) -> None:
     )
     assert {part.storage_offset() % 16 for part in parts} == {0}
     assert batch.history[3].tolist() == batch.block_table[3, :2].tolist() == [-1, -1]
+
+
+def test_what_the_device_knows_better_is_left_as_padding() -> None:
+    step = built([1] * 3)
+    batch = replace(
+        step.batch, input_ids=torch.zeros(3, dtype=torch.int64), history=torch.full((3, 2), -1)
+    )
+    step = replace(step, batch=batch)
+    layout = TierLayout(
+        Tier(4, 4, 1, 512), block_size=16, history_len=2, spare_result=7, spare_slot=9
+    )
+    written = layout.pack(step, RUNTIME)
+    assert torch.equal(layout.pack(replace(step, num_newcomers=0), RUNTIME), written)
 
 
 def test_blocks_beyond_the_tiers_keys_are_left_out() -> None:
