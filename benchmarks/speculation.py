@@ -45,7 +45,9 @@ TALES = (
 PROMPT_TOKENS = 32
 ROOM_TOKENS = 4096
 WATCHED_STEPS = 60
-"""Steps of a block before anything is timed: the planner only watches its first plans."""
+"""Steps of the first block: the planner only watches its first plans."""
+SETTLING_STEPS = 10
+"""Steps of a block before anything is timed."""
 
 
 @dataclass(slots=True)
@@ -84,7 +86,7 @@ class Run:
             engine.add_request(request_id, prompt, params, final_only=True)
         while engine.stats().generated_tokens < before + count:
             engine.step()
-        for _ in range(WATCHED_STEPS):
+        for _ in range(SETTLING_STEPS if self.answers else WATCHED_STEPS):
             engine.step()
         engine.flush()
         before, begin = engine.stats().generated_tokens, time.perf_counter()
