@@ -132,16 +132,19 @@ def _run_many_rows(
         arguments = build_arguments(spec, sample, numerics)
         return run_op(backend, spec, with_rows(spec, arguments, axis, rows))
 
-    together, wrong = run(torch.arange(count)), []
+    together, wrong, num_compared = run(torch.arange(count)), [], 0
     for rows in torch.arange(count).split(NUM_ROWS):
         for name, few in run(rows).items():
             many = together[name]
             if few.shape[:1] != rows.shape or many.shape[:1] != (count,):
                 continue
+            num_compared += 1
             same = (_bits(many[rows]) == _bits(few)).flatten(1).all(1)
             if not bool(same.all()):
                 row = int(rows[~same][0])
                 wrong.append(f"{name}: row {row} differs between {count} rows and {len(rows)}")
+    if not num_compared:
+        wrong.append("no output has a row for each row of the call")
     return _outcome(case_id, BATCH_INVARIANT, "rows", wrong)
 
 

@@ -43,7 +43,7 @@ class Committed:
 
     Attributes:
         ended: sequences that ended, reason set.
-        changed: requests that want to hear of every token and have news now.
+        changed: requests that want to hear of every token and have news now; once for each answer.
         num_tokens: how many tokens came.
     """
 
@@ -218,7 +218,6 @@ def _commit_tokens(
     """Take the accepted drafts and the token after them; what follows an end is dropped."""
     request, constraint, logprobs = sequence.request, sequence.constraint, sequence.logprobs
     if not (request.changed or request.final_only):
-        request.changed = True
         committed.changed.append(request)
     if constraint is not None:
         sequence.draft_ids = results.draft_ids(row)

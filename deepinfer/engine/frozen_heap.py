@@ -9,29 +9,25 @@ from __future__ import annotations
 
 import gc
 
-_num_holders = 0
-
 
 class FrozenHeap:
     """Held by an engine from the end of its start-up until it is closed.
 
-    The heap is the process's: it thaws when nobody holds it any more, and what became garbage
-    meanwhile is found then.
+    An engine is full of reference cycles and keeps weights and caches alive, so one that is done
+    with must be found by a collection. Hence garbage is collected before anything is frozen, and
+    whoever lets go thaws the heap of the whole process, for other engines as well: they run on,
+    with longer collections. An engine that is dropped without being closed stays in memory.
     """
 
     def __init__(self) -> None:
-        """Leave everything that exists now out of collections."""
-        global _num_holders
-        _num_holders += 1
+        """Leave everything that is alive now out of collections."""
         self._is_held = True
+        gc.unfreeze()
+        gc.collect()
         gc.freeze()
 
     def release(self) -> None:
-        """Hold it no more; a second call does nothing."""
-        global _num_holders
-        if not self._is_held:
-            return
-        self._is_held = False
-        _num_holders -= 1
-        if _num_holders == 0:
+        """Let collections find everything again; a second call does nothing."""
+        if self._is_held:
+            self._is_held = False
             gc.unfreeze()

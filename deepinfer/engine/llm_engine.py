@@ -227,10 +227,12 @@ class LLMEngine:
 
     def close(self) -> None:
         """Drain the device and end its threads."""
-        self._runner.close()
-        self._timeline.close()
-        if self._heap is not None:
-            self._heap.release()
+        try:
+            self._runner.close()
+        finally:
+            self._timeline.close()
+            if self._heap is not None:
+                self._heap.release()
 
     @property
     def speculation(self) -> SpeculationMetrics | None:
@@ -324,7 +326,10 @@ class LLMEngine:
         self._pipeline.flush()
 
     def _add_news(self, changed: list[Request]) -> None:
-        self._news += changed
+        for request in changed:
+            if not request.changed:
+                request.changed = True
+                self._news.append(request)
 
     def _end_by_tokens(self, sequence: Sequence) -> None:
         self._num_non_finite += sequence.finish_reason is FinishReason.ERROR
@@ -337,9 +342,7 @@ class LLMEngine:
                 f"{request.request_id}[{sequence.index}] ended: {sequence.finish_reason}"
             )
         sequence.text.finish()
-        if not request.changed:
-            request.changed = True
-            self._news.append(request)
+        self._add_news([request])
         self._scheduler.finish(sequence)
 
     def _end_open(self, request: Request, reason: FinishReason) -> None:

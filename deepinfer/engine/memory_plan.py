@@ -27,7 +27,8 @@ class MemoryPlan:
         windows: window rings of all slots and layers, and the prefill workspace.
         pending: rows that wait for their partner in compressors of ratio 2.
         drafts: draft windows of all slots, and drafts with the logits they were drawn from.
-        graphs: most that graphs of decode steps may take while the engine runs.
+        graphs: what graphs of decode steps may take while the engine runs; the last one captured
+            may go beyond it, as its size is not known before.
         num_blocks: blocks of the pool.
         max_num_seqs: slots of the rings.
     """
@@ -109,7 +110,7 @@ class MemoryPlan:
             (f"window rings, {self.max_num_seqs} sequences", self.windows),
             ("rows waiting in compressors", self.pending),
             ("drafts and their windows", self.drafts),
-            ("graphs of decode steps, at most", self.graphs),
+            ("graphs of decode steps, about", self.graphs),
             ("left for activations", self.left),
         )
         lines = [f"  {name:36} {size / _GIB:9.3f} GiB" for name, size in rows]

@@ -236,9 +236,8 @@ class Scheduler:
         return True
 
     def publish(self, sequence: Sequence) -> None:
-        """Hear that a running sequence's committed length has moved."""
-        if self.reuse is None:
-            return
+        """Hear that a running sequence's committed length has moved; there is a prefix cache."""
+        assert self.reuse is not None
         # Nearly always its next block is not full yet.
         end = (sequence.num_published_blocks + 1) * self.block_size
         if sequence.num_cached_tokens >= end or sequence.finish_reason is FinishReason.ERROR:

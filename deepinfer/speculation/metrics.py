@@ -229,7 +229,7 @@ class SpeculationMetrics:
         """Count a committed decode step.
 
         Args:
-            num_drafted: [N] drafts that each request had; copied, as all are.
+            num_drafted: [N] drafts that each request had; copied, as the next two are.
             num_verified: [N] drafts that the step verified.
             num_accepted: [N] drafts that were accepted.
             survival: [N, D] fp32 survivals of these drafts, or None; not changed afterwards.

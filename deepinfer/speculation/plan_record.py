@@ -21,7 +21,7 @@ PLANS_OF_AGE = 2
 _STEPS_TO_REST = 512
 """Steps of a fixed length after which planning is tried again where it did not pay."""
 _MOST_STEPS_TO_REST = 8192
-"""The same where it was slower than it was reckoned to be, again and again."""
+"""The same where plans were carried out and given up, again and again."""
 _PLANS_PER_COMPARISON = 512
 """Planned steps after which fixed ones are timed again."""
 _PLANS_OF_STALENESS = 64

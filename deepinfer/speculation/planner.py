@@ -221,10 +221,12 @@ class VerifyPlanner:
         record = self._record(ended.num_sampling)
         if not ended.is_planned and record.num_fixed == 0:
             return  # a plan was made in it all the same
-        device_us = self._device_times(ended.num_sampling, ended.num_rows, 0)
-        reckoned_us = float(self._rounds(device_us, record, is_planned=ended.is_planned)[0])
-        kind = record.planned if ended.is_planned else record.fixed
-        kind.add(ended.host_us, ended.time_us / reckoned_us)
+        (device_us,) = self._device_times(ended.num_sampling, ended.num_rows, 0).tolist()
+        kind = record.fixed
+        if ended.is_planned:
+            kind, device_us = record.planned, device_us + (self._given_overhead_us or 0.0)
+        overlaps = self.scheduling is Scheduling.ASYNCHRONOUS
+        kind.add(ended.host_us, device_us, ended.time_us, overlaps=overlaps)
 
     def add_outcome(
         self, num_drafts: int, survival: Survival, accepted: npt.NDArray[np.int64]

@@ -49,21 +49,33 @@ class RoundTimes:
     def __init__(self) -> None:
         """No round is known."""
         self._hosts: deque[float] = deque(maxlen=_NUM_KEPT)
-        self._ratios: deque[float] = deque(maxlen=_NUM_KEPT)
+        self._rounds: deque[tuple[float, float]] = deque(maxlen=_NUM_KEPT)
         self._num_new = 0
         self.host_us: float | None = None
         self.ratio: float | None = None
         self.error = 0.0
 
-    def add(self, host_us: float, ratio: float) -> None:
-        """Count a round."""
+    def add(self, host_us: float, device_us: float, time_us: float, *, overlaps: bool) -> None:
+        """Count a round.
+
+        Args:
+            host_us: what the host needed for it.
+            device_us: what the device was to need, by the cost tables.
+            time_us: how long it was.
+            overlaps: whether host and device work at once, or by turns.
+        """
         self._hosts.append(host_us)
-        self._ratios.append(ratio)
+        self._rounds.append((device_us, time_us))
         self._num_new += 1
         if self._num_new < _NUM_NEW or len(self._hosts) < _FEWEST:
             return
         self._num_new = 0
-        self.host_us, median = statistics.median(self._hosts), statistics.median(self._ratios)
-        distance = statistics.median(abs(ratio - median) for ratio in self._ratios)
-        self.ratio = median
-        self.error = _ERROR_OF_MEDIAN * distance / median / math.sqrt(len(self._ratios))
+        # All of them with the same host's time: what was known when each came is another for each.
+        host = self.host_us = statistics.median(self._hosts)
+        ratios = [
+            time / (max(device, host) if overlaps else device + host)
+            for device, time in self._rounds
+        ]
+        median = self.ratio = statistics.median(ratios)
+        distance = statistics.median(abs(ratio - median) for ratio in ratios)
+        self.error = _ERROR_OF_MEDIAN * distance / median / math.sqrt(len(ratios))

@@ -1,4 +1,4 @@
-"""The heap is frozen while an engine runs, and no longer."""
+"""The heap is frozen while an engine runs, and keeps no garbage of those before it."""
 
 from __future__ import annotations
 
@@ -12,14 +12,9 @@ from deepinfer.engine.frozen_heap import FrozenHeap
 
 
 @pytest.fixture(autouse=True)
-def _thawed() -> Iterator[None]:
-    # Engines of other tests may not have been closed.
-    frozen = gc.get_freeze_count()
-    gc.unfreeze()
+def _thawed_afterwards() -> Iterator[None]:
     yield
     gc.unfreeze()
-    if frozen:
-        gc.freeze()
 
 
 class Ring:
@@ -29,25 +24,49 @@ class Ring:
         self.itself = self
 
 
-def test_what_exists_is_left_out_until_the_last_holder_lets_go(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr("deepinfer.engine.frozen_heap._num_holders", 0)
+def test_what_is_alive_is_left_out_until_it_is_released() -> None:
     ring = Ring()
     seen = weakref.ref(ring)
-    first, second = FrozenHeap(), FrozenHeap()
+    heap = FrozenHeap()
     del ring
-    first.release()
-    first.release()
     gc.collect()
     assert seen() is not None
-    second.release()
+    heap.release()
     gc.collect()
     assert seen() is None
 
 
-def test_later_garbage_is_found_while_it_is_held(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("deepinfer.engine.frozen_heap._num_holders", 0)
+def test_a_second_release_thaws_nobody_elses_heap() -> None:
+    first = FrozenHeap()
+    first.release()
+    second = FrozenHeap()
+    first.release()
+    assert gc.get_freeze_count() > 0
+    second.release()
+    assert gc.get_freeze_count() == 0
+
+
+def test_garbage_from_before_is_not_frozen() -> None:
+    ring = Ring()
+    seen = weakref.ref(ring)
+    del ring
+    heap = FrozenHeap()
+    assert seen() is None
+    heap.release()
+
+
+def test_an_engine_that_is_done_with_goes_while_another_runs() -> None:
+    ring = Ring()
+    seen = weakref.ref(ring)
+    first, second = FrozenHeap(), FrozenHeap()
+    first.release()
+    del ring
+    gc.collect()
+    assert seen() is None
+    second.release()
+
+
+def test_later_garbage_is_found_while_it_is_held() -> None:
     heap = FrozenHeap()
     ring = Ring()
     seen = weakref.ref(ring)
