@@ -1,4 +1,4 @@
-"""What random lives hand out: every request once to its end, and early only if it asked for that."""
+"""What random lives hand out: every request once to its end, early only if it asked for that."""
 
 from __future__ import annotations
 
