@@ -139,7 +139,7 @@ FAULTS = (
     # Read after the release, or written by who still thinks it his.
     Fault(_release_one_step_early, ContractError, "poison|over a row of"),
     Fault(_skip_the_remap, ContractError, "should hold token|which knows"),
-    Fault(_remap_to_the_neighbour, ContractError, "names result row"),
+    Fault(_remap_to_the_neighbour, ContractError, "names result row|which knows"),
     Fault(_stale_length_on_the_device, ContractError, "should hold token"),
     Fault(_stale_length_on_the_host, ContractError, "reserve blocks"),
     # Either the device reads what is not its own, or lengths that were counted twice do not fit.
