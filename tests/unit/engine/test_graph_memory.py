@@ -71,8 +71,8 @@ def test_a_graph_that_exceeds_the_reserve_is_refused_and_warned_of_once(
     assert not memory.has_room("eight requests", 40 * MIB + 1)
     assert not memory.has_room("16 requests", 80 * MIB)
     assert memory.has_room("two requests", 40 * MIB)
-    (record,) = caplog.records
-    assert record.levelno == logging.WARNING
+    # Other tests may have let notes of captures through.
+    (record,) = [each for each in caplog.records if each.levelno >= logging.WARNING]
     assert "eight requests" in record.message
     assert "60.0 of the 100.0 MiB" in record.message
     assert "lower cache.memory or scheduler.max_num_seqs" in record.message
