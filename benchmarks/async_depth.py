@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from benchmarks.engine_benchmark import as_command, positive
 from deepinfer.cli.report import write_json
 from deepinfer.config import EngineConfig, override
 from deepinfer.engine.llm_engine import LLMEngine
@@ -166,10 +167,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--backend", default="reference")
     parser.add_argument("--numerics", default="normative")
-    parser.add_argument("--sequences", type=int, nargs="+", default=[1, 16, 64, 256])
+    parser.add_argument("--sequences", type=positive, nargs="+", default=[1, 16, 64, 256])
     parser.add_argument("--depths", type=int, nargs="+", default=[0, 1])
-    parser.add_argument("--rounds", type=int, default=10, help="blocks of steps of each engine")
-    parser.add_argument("--steps", type=int, default=20, help="steps in a block")
+    parser.add_argument(
+        "--rounds", type=positive, default=10, help="blocks of steps of each engine"
+    )
+    parser.add_argument("--steps", type=positive, default=20, help="steps in a block")
     parser.add_argument("--traces", type=Path, help="folder for the timelines of all runs")
     parser.add_argument("--limit", type=float, default=600, help="seconds for all blocks")
     parser.add_argument("--out", type=Path, help="file of the figures")
@@ -187,4 +190,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    as_command(main)

@@ -26,6 +26,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from benchmarks.engine_benchmark import as_command, drafting, in_turns, positive
 from deepinfer.cli.chart_svg import Panel, draw
 from deepinfer.cli.report import write_json
 from deepinfer.cli.speculation_svg import draw_metrics
@@ -176,17 +177,10 @@ def measure(args: argparse.Namespace, count: int) -> tuple[dict[str, Any], Specu
         print(f"  {count} sequences: costs and prompts", file=sys.stderr, flush=True)
         costs = Path(folder) / "costs.json"
         runs = {mode: begin(args, mode, count, costs) for mode in MODES}
-    for number in range(args.rounds):
-        print(f"\r  {count} sequences, round {number + 1}/{args.rounds}  ", end="",
-              file=sys.stderr, flush=True)  # fmt: skip
-        # Who comes after whom must not tell.
-        turns = list(runs.values())
-        first = number % len(turns)
-        for run in turns[first:] + turns[:first]:
-            rate, cpu_rate = run.block(count, args.block_s)
-            run.rates.append(rate)
-            run.cpu_rates.append(cpu_rate)
-    print(file=sys.stderr)
+    for each in in_turns(list(runs.values()), args.rounds, f"{count} sequences"):
+        rate, cpu_rate = each.block(count, args.block_s)
+        each.rates.append(rate)
+        each.cpu_rates.append(cpu_rate)
     figures: dict[str, Any] = {}
     for mode, run in runs.items():
         figures[mode] = {
@@ -195,7 +189,7 @@ def measure(args: argparse.Namespace, count: int) -> tuple[dict[str, Any], Specu
             "blocks": run.rates,
         }
         if run.metrics is not None:
-            figures[mode]["speculation"] = run.metrics.figures()
+            figures[mode]["speculation"] = drafting(run.metrics)
         run.engine.close()
     check_same(runs, count)
     metrics = runs["dynamic"].metrics
@@ -208,10 +202,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--backend", default="reference")
     parser.add_argument("--numerics", default="normative")
-    parser.add_argument("--sequences", type=int, nargs="+", default=[1, 8, 16, 60, 96])
-    parser.add_argument("--drafts", type=int, default=5)
+    parser.add_argument("--sequences", type=positive, nargs="+", default=[1, 8, 16, 60, 96])
+    parser.add_argument("--drafts", type=positive, default=5)
     parser.add_argument("--depth", type=int, default=1, help="scheduler.async_depth")
-    parser.add_argument("--rounds", type=int, default=5, help="blocks of each engine")
+    parser.add_argument("--rounds", type=positive, default=5, help="blocks of each engine")
     parser.add_argument("--block-s", type=float, default=6.0, help="seconds of a block")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--svg", type=Path, help="picture of the rates")
@@ -234,8 +228,7 @@ def main() -> None:
             if mode != "off":
                 lines[mode].append((count, ratio))
                 means = row["speculation"]["all"]["per_round"]
-                spans = row["speculation"]["budget"]
-                planned = sum(spans["num_planned"]) / max(1, sum(spans["num_steps"]))
+                planned = row["speculation"]["planned_share"]
                 cells += f"{means['verified']:>10.2f}{means['accepted']:>10.2f}"
                 cells += f"{100 * planned:>8.0f}%"
             print(cells, flush=True)
@@ -252,4 +245,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    as_command(main)

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import argparse
 import statistics
-import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -24,6 +23,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from benchmarks.engine_benchmark import as_command, drafting, in_turns, positive
 from deepinfer.cli.report import write_json
 from deepinfer.config import EngineConfig, override
 from deepinfer.device.null import NullRuntime, RandomScript, StepCosts, VirtualClock
@@ -244,14 +244,8 @@ def begin(args: argparse.Namespace, mode: str, count: int) -> Run:
 def measure(args: argparse.Namespace, count: int) -> dict[str, dict[str, Any]]:
     """Figures of each mode for one number of sequences."""
     runs = {mode: begin(args, mode, count) for mode in MODES}
-    for number in range(args.rounds):
-        print(f"\r  {count} sequences, round {number + 1}/{args.rounds}  ", end="",
-              file=sys.stderr, flush=True)  # fmt: skip
-        turns = list(runs.values())
-        first = number % len(turns)
-        for run in turns[first:] + turns[:first]:
-            run.block(args.steps)
-    print(file=sys.stderr)
+    for each in in_turns(list(runs.values()), args.rounds, f"{count} sequences"):
+        each.block(args.steps)
     figures: dict[str, dict[str, Any]] = {}
     for mode, run in runs.items():
         metrics = run.engine.speculation
@@ -259,7 +253,7 @@ def measure(args: argparse.Namespace, count: int) -> dict[str, dict[str, Any]]:
             "tokens_per_s": statistics.median(run.rates),
             "step_us": statistics.median(run.step_us),
             "blocks": run.rates,
-            "speculation": None if metrics is None else metrics.figures(),
+            "speculation": None if metrics is None else drafting(metrics),
         }
         run.engine.close()
     return figures
@@ -268,8 +262,8 @@ def measure(args: argparse.Namespace, count: int) -> dict[str, dict[str, Any]]:
 def main() -> None:
     """Measure and print the table."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--sequences", type=int, nargs="+", default=[1, 16, 96, 256])
-    parser.add_argument("--drafts", type=int, default=5)
+    parser.add_argument("--sequences", type=positive, nargs="+", default=[1, 16, 96, 256])
+    parser.add_argument("--drafts", type=positive, default=5)
     parser.add_argument("--mean", type=float, default=0.865, help="mean confidence")
     parser.add_argument("--step-us", type=float, default=1200.0, help="a step without rows")
     parser.add_argument("--row-us", type=float, default=0.0, help="a row")
@@ -278,8 +272,8 @@ def main() -> None:
         "--launch-us", type=float, default=0.0, help="made-up host work of a launch"
     )
     parser.add_argument("--depth", type=int, default=1, help="scheduler.async_depth")
-    parser.add_argument("--rounds", type=int, default=6, help="blocks of each engine")
-    parser.add_argument("--steps", type=int, default=150, help="steps of a block")
+    parser.add_argument("--rounds", type=positive, default=6, help="blocks of each engine")
+    parser.add_argument("--steps", type=positive, default=150, help="steps of a block")
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
     print(f"{'sequences':>10} {'mode':<9}{'tokens/s':>10}{'/ fixed':>9}{'us/step':>9}"
@@ -293,9 +287,8 @@ def main() -> None:
             cells = f"{count:>10} {mode:<9}{row['tokens_per_s']:>10.0f}{ratio:>9.3f}"
             cells += f"{row['step_us']:>9.0f}"
             if row["speculation"] is not None:
-                means, spans = (row["speculation"]["all"]["per_round"],
-                                row["speculation"]["budget"])  # fmt: skip
-                planned = sum(spans["num_planned"]) / max(1, sum(spans["num_steps"]))
+                means = row["speculation"]["all"]["per_round"]
+                planned = row["speculation"]["planned_share"]
                 cells += f"{means['verified']:>10.2f}{means['accepted']:>10.2f}{planned:>9.0%}"
             print(cells, flush=True)
     if args.json:
@@ -304,4 +297,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    as_command(main)

@@ -230,6 +230,8 @@ def main() -> int:
     parser.add_argument("--check", action="store_true", help="compile only; needs no GPU")
     parser.add_argument("--share", type=int, nargs=2, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
+    if not (arguments.check or torch.cuda.is_available()):
+        parser.error("no GPU is visible here; --check compiles the candidates without one")
     if arguments.check:
         return check()
     if arguments.share:

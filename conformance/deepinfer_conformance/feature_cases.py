@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
 import torch
 
+from deepinfer.device.backend import Backend
 from deepinfer.device.numerics import Numerics
 from deepinfer.device.op import OpSpec
 from deepinfer.device.ops import load_all
@@ -92,6 +93,18 @@ def _bits(x: torch.Tensor) -> torch.Tensor:
     return x.contiguous().view(width) if x.dtype is not torch.bool else x
 
 
+def _call_with_rows(
+    backend: Backend, spec: OpSpec[..., Any], sample: Sample, numerics: Numerics, axis: str
+) -> Callable[[torch.Tensor], Outputs]:
+    """A function that calls the op with some of the sample's rows."""
+
+    def run(rows: torch.Tensor) -> Outputs:
+        arguments = build_arguments(spec, sample, numerics)
+        return run_op(backend, spec, with_rows(spec, arguments, axis, rows))
+
+    return run
+
+
 def _run_invariance(
     case_id: str,
     spec: OpSpec[..., Any],
@@ -103,11 +116,7 @@ def _run_invariance(
     backend = bench.under_test(numerics)
     count = num_rows(spec, build_arguments(spec, sample, numerics), axis)
     repeats = torch.arange(NUM_ROWS) * count // NUM_ROWS
-
-    def run(rows: torch.Tensor) -> Outputs:
-        arguments = build_arguments(spec, sample, numerics)
-        return run_op(backend, spec, with_rows(spec, arguments, axis, rows))
-
+    run = _call_with_rows(backend, spec, sample, numerics, axis)
     together = run(repeats)
     wrong = []
     for row in range(count):
@@ -127,11 +136,7 @@ def _run_many_rows(
     """All rows of the sample in one call, and in calls of few."""
     backend = bench.under_test(numerics)
     count = num_rows(spec, build_arguments(spec, sample, numerics), axis)
-
-    def run(rows: torch.Tensor) -> Outputs:
-        arguments = build_arguments(spec, sample, numerics)
-        return run_op(backend, spec, with_rows(spec, arguments, axis, rows))
-
+    run = _call_with_rows(backend, spec, sample, numerics, axis)
     together, wrong, num_compared = run(torch.arange(count)), [], 0
     for rows in torch.arange(count).split(NUM_ROWS):
         for name, few in run(rows).items():

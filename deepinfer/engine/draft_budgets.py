@@ -20,7 +20,7 @@ from deepinfer.speculation.metrics import SpeculationMetrics
 from deepinfer.speculation.planner import PlanMode, Scheduling, VerifyPlanner
 from deepinfer.speculation.survival_history import SurvivalHistory
 
-T = TypeVar("T")
+_T = TypeVar("_T")
 
 DomainOf = Callable[[str], str | None]
 """Domain of a request by its id, for the metrics."""
@@ -93,7 +93,7 @@ class DraftBudgets:
             survival[np.arange(self._max_drafts) >= bounds] = 0.0
         return survival
 
-    def wait(self, collect: Callable[[], T]) -> T:
+    def wait(self, collect: Callable[[], _T]) -> _T:
         """Call something that waits for the device; the planner is not told that time as work."""
         if self._watch is None or not self._is_watching:
             return collect()

@@ -9,7 +9,7 @@ from deepinfer.device.runtime import StepKind
 from deepinfer.engine.step_state import SchedulerOutputs
 from deepinfer.speculation.round_times import Round
 
-T = TypeVar("T")
+_T = TypeVar("_T")
 
 _STEPS_ALIKE = 3
 """Decode steps in a row, of one kind, whose last one is timed: the host works for the next steps
@@ -36,7 +36,7 @@ class RoundWatch:
         self._num_alike = 0
         self._held: Round | None = None
 
-    def wait(self, collect: Callable[[], T]) -> T:
+    def wait(self, collect: Callable[[], _T]) -> _T:
         """Call something that waits for the device, and count its time as waiting."""
         begin_us = self._clock_us()
         result = collect()

@@ -1,0 +1,49 @@
+"""A benchmark of engines in one process: their turns, its arguments, its end."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, TypeVar
+
+from deepinfer.device.errors import DeepInferError
+from deepinfer.speculation.metrics import SpeculationMetrics
+
+_Run = TypeVar("_Run")
+
+
+def in_turns(runs: Sequence[_Run], rounds: int, label: str) -> Iterator[_Run]:
+    """Each run once a round, with progress; who comes after whom must not tell, so it changes."""
+    for number in range(rounds):
+        print(f"\r  {label}, round {number + 1}/{rounds}  ", end="", file=sys.stderr, flush=True)
+        first = number % len(runs)
+        yield from (*runs[first:], *runs[:first])
+    print(file=sys.stderr)
+
+
+def positive(text: str) -> int:
+    """A whole number from 1, for argparse.
+
+    Raises:
+        argparse.ArgumentTypeError: it is none.
+    """
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is no whole number from 1")
+    return int(text)
+
+
+def drafting(metrics: SpeculationMetrics) -> dict[str, Any]:
+    """What came of a run's drafts, without the list of its steps."""
+    figures = metrics.figures()
+    spans: Any = figures["budget"]
+    planned = sum(spans["num_planned"]) / max(1, sum(spans["num_steps"]))
+    return {**{k: v for k, v in figures.items() if k != "budget"}, "planned_share": planned}
+
+
+def as_command(main: Callable[[], None]) -> None:
+    """Run a benchmark; what the engine refuses is said without a traceback."""
+    try:
+        main()
+    except DeepInferError as error:
+        sys.exit(f"{error}")
