@@ -28,6 +28,12 @@ class SchedulerSection(Section):
         description="the most prompt tokens of one sequence in a step, from 1 to max_num_tokens; "
         "null = max_num_tokens",
     )
+    prefill_wait_steps: int = Field(
+        default=16,
+        ge=0,
+        description="the most steps that requests wait, once no room was left for the next one, "
+        "until an eighth of the running ones has ended; 0 admits each as soon as it fits",
+    )
 
     @model_validator(mode="after")
     def _check_limits_agree(self) -> Self:

@@ -28,6 +28,7 @@ from deepinfer.engine.frozen_heap import FrozenHeap
 from deepinfer.engine.kv_sizing import longest_sequence
 from deepinfer.engine.outputs import FinishReason, RequestOutput
 from deepinfer.engine.pipeline import PipelineEvents, StepPipeline
+from deepinfer.engine.prefill_hold import PrefillHold
 from deepinfer.engine.prefix_reuse import PrefixReuse
 from deepinfer.engine.replay_rule import ReplayRule
 from deepinfer.engine.request_intake import RequestIntake
@@ -92,6 +93,7 @@ class LLMEngine:
             max_chunk_tokens=scheduler.max_chunk_tokens,
             max_drafts=runner.max_drafts,
             shrinks_drafts=config.determinism is not Determinism.DETERMINISTIC,
+            hold=PrefillHold(scheduler.prefill_wait_steps),
             reuse=self._prefix_reuse() if config.cache.prefix else None,
             on_release=runner.release,
         )

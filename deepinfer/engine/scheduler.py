@@ -1,9 +1,9 @@
 """Which sequences run in the next step, and who holds memory.
 
 A step is PREFILL or DECODE, never both. Prefill goes first: it ends waiting soonest and fills
-later decode steps. Sequences are taken by priority, then arrival. When KV runs out while
-decoding, the last in that order is preempted: it gives everything back and is computed again
-later, from its committed tokens.
+later decode steps; in a full batch alone newcomers wait for company (`prefill_hold.py`). Sequences
+are taken by priority, then arrival. When KV runs out while decoding, the last in that order is
+preempted: it gives everything back and is computed again later, from its committed tokens.
 
     sequence   WAITING --admit--> RUNNING --finish--> FINISHED
                   ^                  |
@@ -39,6 +39,7 @@ from deepinfer.cache.host_tier import HostState
 from deepinfer.device.runtime import StepKind
 from deepinfer.engine.deferred_release import DeferredRelease
 from deepinfer.engine.outputs import FinishReason
+from deepinfer.engine.prefill_hold import PrefillHold
 from deepinfer.engine.prefix_hit import PrefixHit
 from deepinfer.engine.prefix_reuse import PrefixReuse
 from deepinfer.engine.sequence import Sequence, SequenceStatus
@@ -67,6 +68,7 @@ class Scheduler:
         max_chunk_tokens: int,
         max_drafts: int = 0,
         shrinks_drafts: bool = True,
+        hold: PrefillHold | None = None,
         reuse: PrefixReuse | None = None,
         on_release: Callable[[int | None, Collection[int]], None],
     ) -> None:
@@ -81,6 +83,7 @@ class Scheduler:
             max_drafts: drafts verified with each token in a decode step.
             shrinks_drafts: verify fewer of them rather than preempt somebody for their room. A
                 seeded answer then depends on its company.
+            hold: when newcomers wait for company; None: never.
             reuse: what is known of earlier sequences; None keeps nothing.
             on_release: called with slot and blocks when nothing on the device reads them any
                 more, before anybody else gets them; with None for a slot when blocks alone go.
@@ -100,6 +103,7 @@ class Scheduler:
         self._num_steps = 0
         self._num_promised = 0
         self._max_drafts, self._shrinks_drafts = max_drafts, shrinks_drafts
+        self._hold = hold or PrefillHold(0)
         self._deferred = DeferredRelease(self._give_back)
         self._max_num_tokens = max_num_tokens
         self._max_chunk_tokens = max_chunk_tokens
@@ -183,13 +187,26 @@ class Scheduler:
             if awaits_loads or not sequence.is_loading:
                 chosen.append(self._chunk(sequence, budget))
                 budget -= chosen[-1].query_len
-        num_owed = self._num_owed() if self.waiting else 0
-        while budget > 0 and self.waiting and self._admit(self.waiting[0], num_owed):
+        # With prefill to do in any case, or nobody to decode, nobody's step is saved by waiting.
+        waits = not (chosen or awaits_loads) and self._hold.is_on(
+            self._num_steps, len(self.running)
+        )
+        if self.waiting and not waits:
+            self._admit_waiting(chosen, budget, awaits_loads=awaits_loads)
+        return chosen
+
+    def _admit_waiting(
+        self, chosen: list[SequenceMetadata], budget: int, *, awaits_loads: bool
+    ) -> None:
+        num_owed = self._num_owed()
+        while budget > 0 and self.waiting:
+            if not self._admit(self.waiting[0], num_owed):
+                self._hold.begin(self._num_steps, len(self.running))
+                return
             sequence = self.waiting.pop(0)
             if awaits_loads or not sequence.is_loading:
                 chosen.append(self._chunk(sequence, budget))
                 budget -= chosen[-1].query_len
-        return chosen
 
     def _blocks_to_admit(self, sequence: Sequence) -> int:
         """Blocks of all its tokens, and of one more where the pool has that much at all.

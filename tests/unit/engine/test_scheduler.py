@@ -18,6 +18,7 @@ from hypothesis.stateful import (
 from deepinfer.cache.block_pool import blocks_for
 from deepinfer.device.runtime import StepKind
 from deepinfer.engine.output_text import OutputText
+from deepinfer.engine.prefill_hold import PrefillHold
 from deepinfer.engine.request_controls import RequestControls
 from deepinfer.engine.sampling_params import SamplingParams
 from deepinfer.engine.scheduler import Scheduler
@@ -35,6 +36,7 @@ def make_scheduler(
     max_drafts: int = 0,
     *,
     shrinks_drafts: bool = True,
+    wait_steps: int = 0,
 ) -> Scheduler:
     return Scheduler(
         block_size=BLOCK_SIZE,
@@ -44,6 +46,8 @@ def make_scheduler(
         max_chunk_tokens=MAX_CHUNK,
         max_drafts=max_drafts,
         shrinks_drafts=shrinks_drafts,
+        # The smallest crowd counts, and all of it has to leave: holds happen, and last.
+        hold=PrefillHold(wait_steps, least_crowd=1, share=1),
         on_release=lambda slot, blocks: released.append((slot, list(blocks))),
     )
 
@@ -118,12 +122,19 @@ class SchedulerLife(RuleBasedStateMachine):
         self.used: list[dict[int, str]] = []
         self.arrivals = 0
 
-    @initialize(max_drafts=st.sampled_from([0, 1, 5]), shrinks_drafts=st.booleans())
-    def begin(self, max_drafts: int, shrinks_drafts: bool) -> None:
+    @initialize(
+        max_drafts=st.sampled_from([0, 1, 5]),
+        shrinks_drafts=st.booleans(),
+        wait_steps=st.sampled_from([0, 2, 16]),
+    )
+    def begin(self, max_drafts: int, shrinks_drafts: bool, wait_steps: int) -> None:
         self.shrinks_drafts = shrinks_drafts
         self.max_drafts = max_drafts
         self.scheduler = make_scheduler(
-            self.released, max_drafts=max_drafts, shrinks_drafts=shrinks_drafts
+            self.released,
+            max_drafts=max_drafts,
+            shrinks_drafts=shrinks_drafts,
+            wait_steps=wait_steps,
         )
 
     @rule(
