@@ -79,7 +79,7 @@ def rollouts(accepted: list[list[int]], num_left: list[list[int]]) -> Rollouts:
 def test_mean_accepted_follows_the_rounds_that_decoding_makes() -> None:
     # Rounds start at 0, at 0 + 2 + 1 and at 3 + 0 + 1; the second answer ends after one token.
     made = rollouts([[2, 3, 3, 0, 1, 0], [0] * 6], [[3, 3, 3, 2, 1, 0], [0] * 6])
-    assert calibration.mean_accepted(made) == pytest.approx((2 + 0 + 1) / 3)
+    assert calibration.mean_accepted(made.accepted, made.num_left) == pytest.approx((2 + 0 + 1) / 3)
 
 
 def test_a_slot_is_judged_where_all_before_it_are_right_and_the_answer_goes_on() -> None:

@@ -68,7 +68,7 @@ def test_drafts_are_verified_against_the_answer_and_stop_at_its_end(model: Model
     )
     assert alone.accepted[0].tolist() == found.accepted[1, :4].tolist()
     assert torch.allclose(alone.features[0], found.features[1, :4], atol=1e-4)
-    assert calibration.mean_accepted(found) >= 0.0
+    assert calibration.mean_accepted(found.accepted, found.num_left) >= 0.0
 
 
 def test_a_perfect_draft_is_accepted_whole(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -84,7 +84,7 @@ def main() -> int:
                     trainer.step(batches[index % 2], phase, 0.01)
                 rates.append(args.steps * rows * args.length / (time.monotonic() - started))
             entry["tokens_per_s"] = [round(rate) for rate in rates]
-            entry["capture_error"] = trainer.capture_error
+            entry["capture_error"] = trainer.steps.error
             wanted = wanted or entry["first_step"]
             entry["agrees"] = all(
                 abs(got - right) <= bound * abs(right)

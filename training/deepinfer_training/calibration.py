@@ -55,14 +55,35 @@ class Rollouts:
         return self.features @ head.squeeze(0)
 
 
-def mean_accepted(rollouts: Rollouts) -> float:
-    """Mean accepted drafts of the rounds that decoding would make."""
+def accepted_drafts(drafts: Tensor, ids: Tensor, positions: Tensor, num_left: Tensor) -> Tensor:
+    """[B, P] int64 drafts that greedy verification accepts.
+
+    Args:
+        drafts: [B, P, G] int64.
+        ids: [B, T] int64 text that greedy decoding wrote.
+        positions: [B, P] int64 anchors in it.
+        num_left: [B, P] int64 tokens of the answer behind each anchor.
+    """
+    size = drafts.shape[2]
+    ahead = positions.unsqueeze(-1) + torch.arange(1, size + 1, device=ids.device)
+    truth = ids.gather(1, ahead.flatten(1)).view_as(drafts)
+    there = torch.arange(size, device=ids.device) < num_left.unsqueeze(-1)
+    return ((drafts == truth) & there).long().cumprod(-1).sum(-1)
+
+
+def mean_accepted(accepted: Tensor, num_left: Tensor) -> float:
+    """Mean accepted drafts of the rounds that decoding would make.
+
+    Args:
+        accepted: [B, P] int64 at every anchor of an answer.
+        num_left: [B, P] int64; an answer ends at its first 0.
+    """
     rounds, total = 0, 0
-    for accepted, left in zip(rollouts.accepted.tolist(), rollouts.num_left.tolist(), strict=True):
+    for counts, left in zip(accepted.tolist(), num_left.tolist(), strict=True):
         position = 0
-        while position < len(accepted) and left[position]:
-            rounds, total = rounds + 1, total + accepted[position]
-            position += accepted[position] + 1
+        while position < len(counts) and left[position]:
+            rounds, total = rounds + 1, total + counts[position]
+            position += counts[position] + 1
     return total / max(1, rounds)
 
 
@@ -145,10 +166,10 @@ def measure(
         ]
 
     judged = held.judged()
-    by_domain = {
-        name: round(mean_accepted(held.rows(held.domains == i)), 3)
-        for i, name in enumerate(domain_names)
-    }
+    by_domain = {}
+    for i, name in enumerate(domain_names):
+        rows = held.domains == i
+        by_domain[name] = round(mean_accepted(held.accepted[rows], held.num_left[rows]), 3)
     return {
         "num_fitted": int((learnt.num_left > 0).sum()),
         "num_measured": int((left > 0).sum()),
@@ -156,6 +177,6 @@ def measure(
         "ece_before": errors([1.0] * size),
         "ece_after": errors(temperatures),
         "auroc": round(auroc(held.logits(head)[judged], held.right()[judged]), 4),
-        "mean_accepted": round(mean_accepted(held), 3),
+        "mean_accepted": round(mean_accepted(held.accepted, held.num_left), 3),
         "mean_accepted_by_domain": by_domain,
     }

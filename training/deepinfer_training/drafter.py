@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
@@ -238,6 +239,25 @@ def draft_greedily(
     return Drafts(*(torch.stack(each, 2) for each in (tokens, confidences, biased, features)))
 
 
+@dataclass(frozen=True, slots=True)
+class DraftObjective:
+    """What is minimised, beside the confidence's cross entropy.
+
+    Attributes:
+        cross_entropy: weight of the true token's cross entropy.
+        distance: weight of the L1 distance to the target's distribution, what rejection sampling
+            refuses twice over.
+        sharp_distance: weight of the same between both distributions at `sharp_temperature`: the
+            lower, the nearer to whether greedy decoding agrees.
+        sharp_temperature: above 0.
+    """
+
+    cross_entropy: float = 0.1
+    distance: float = 0.9
+    sharp_distance: float = 0.0
+    sharp_temperature: float = 0.4
+
+
 class DraftLoss(NamedTuple):
     """Losses of a batch of anchors and what they say about acceptance.
 
@@ -266,6 +286,7 @@ def draft_loss(
     target_logits: Tensor,
     anchors: Anchors,
     numerics: Numerics,
+    objective: DraftObjective,
 ) -> DraftLoss:
     """Loss of drafting the true continuation of every anchor.
 
@@ -277,6 +298,7 @@ def draft_loss(
         target_logits: [B, A, G, V] fp32 of the frozen target at the anchor and the tokens after it.
         anchors: where.
         numerics: what is rounded.
+        objective: weights.
     Source: DSpark training recipe: 0.1 CE + 0.9 L1 + BCE of the confidence, decaying by slot.
     """
     size = arch.dspark_block_size
@@ -305,5 +327,9 @@ def draft_loss(
     )
     parts = [(each * weight).sum() for each in (cross_entropy, distance, surprise)]
     acceptance = (overlap * valid).sum((0, 1)) / valid.sum((0, 1)).clamp_min(1.0)
-    total = 0.1 * parts[0] + 0.9 * parts[1] + parts[2]
+    total = objective.cross_entropy * parts[0] + objective.distance * parts[1] + parts[2]
+    if objective.sharp_distance:
+        warmth = objective.sharp_temperature
+        sharp = torch.softmax(logits / warmth, dim=-1) - torch.softmax(target_logits / warmth, -1)
+        total = total + objective.sharp_distance * (sharp.abs().sum(-1) * weight).sum()
     return DraftLoss(total, parts[0], parts[1], parts[2], acceptance, block.loads)

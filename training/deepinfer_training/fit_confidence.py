@@ -8,15 +8,20 @@ that is mostly not the model's own. Here the engine writes greedy answers with t
 checkpoint, in normative numerics, and the head learns which drafts they accept: a logistic
 regression that starts at the trained head and pays for calibration errors. Writes
 RUN/drafter-*.safetensors anew (the head is all that changes) and RUN/sts.json; export again
-afterwards. The answers are kept in RUN/rollouts-*.safetensors, 220 MB each. Needs the engine, no
-GPU.
+afterwards. Needs the engine, no GPU.
+
+The answers, which depend on the backbone alone, are kept in RUN/answers-*.json: `--answers-only`
+writes them on another machine, with `--backend cuda_sm100` in seconds. The drafts along them are
+kept in RUN/rollouts-*.safetensors, 0.4 MB a prompt.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 import time
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import torch
@@ -109,12 +114,58 @@ class AnswerCount:
             sys.stdout.flush()
 
 
+@dataclass(frozen=True, slots=True)
+class Answered:
+    """Prompts of all domains and the target's greedy answers.
+
+    Attributes:
+        asked: prompts.
+        answers: of the same order.
+        domains: number of each prompt's domain.
+    """
+
+    asked: list[list[int]]
+    answers: list[list[int]]
+    domains: list[int]
+
+    @classmethod
+    def of_split(
+        cls, source: SequenceSource, checkpoint: Path, split: Split, per_domain: int,
+        max_tokens: int, backend: str,
+    ) -> Answered:  # fmt: skip
+        """Ask the engine.
+
+        Args:
+            source: of the prompts.
+            checkpoint: export of the backbone.
+            split: of the prompts.
+            per_domain: prompts of each domain.
+            max_tokens: length of an answer.
+            backend: that answers.
+        Raises:
+            DeepInferError: checkpoint or backend cannot be had, or a prompt is refused.
+        """
+        asked, domains = greedy.prompts(
+            source.generators, source.natural, split, _SEEDS[split], per_domain
+        )
+        tell = AnswerCount(len(asked)).add
+        answers = greedy.greedy_answers(checkpoint, asked, max_tokens, tell, backend=backend)
+        return cls(asked, answers, domains.tolist())
+
+    @classmethod
+    def load(cls, file: Path) -> Answered:
+        """Read what `save` wrote."""
+        return cls(**json.loads(file.read_text(encoding="utf-8")))
+
+    def save(self, file: Path) -> None:
+        """Write a JSON file."""
+        file.write_text(json.dumps(asdict(self)) + "\n", encoding="utf-8")
+
+
 class Fitter:
     """The frozen model, in the engine's normative numerics, and its drafter."""
 
-    def __init__(
-        self, arch: Architecture, source: SequenceSource, token_map: Tensor, run: Path
-    ) -> None:
+    def __init__(self, arch: Architecture, token_map: Tensor, run: Path) -> None:
         """Load the masters of a run.
 
         Raises:
@@ -127,31 +178,21 @@ class Fitter:
             rounded_parameters(backbone), arch, Planner(arch, token_map, device),
             fake_quant.NORMATIVE, device,
         )  # fmt: skip
-        self._source, self._name = source, confidence_name(arch)
+        self._name = confidence_name(arch)
 
     @property
     def head(self) -> Tensor:
         """[1, N] weight of the confidence head."""
         return self.drafter[self._name].detach()
 
-    def rollouts(
-        self, checkpoint: Path, split: Split, per_domain: int, max_tokens: int
-    ) -> Rollouts:
-        """Greedy answers and the drafts along them.
-
-        Args:
-            checkpoint: export of the same backbone.
-            split: of the prompts.
-            per_domain: prompts of each domain.
-            max_tokens: length of an answer.
-        """
-        asked, domains = greedy.prompts(
-            self._source.generators, self._source.natural, split, _SEEDS[split], per_domain
-        )
-        answers = greedy.greedy_answers(checkpoint, asked, max_tokens, AnswerCount(len(asked)).add)
+    def rollouts(self, answered: Answered) -> Rollouts:
+        """The drafts along greedy answers."""
         shared = {name: self._target.parameters[name] for name in ("embed.weight", "head.weight")}
         parameters = {**rounded_parameters(self.drafter), **shared}
-        return greedy.draft_over(self._target, parameters, asked, answers, domains)
+        return greedy.draft_over(
+            self._target, parameters, answered.asked, answered.answers,
+            torch.tensor(answered.domains),
+        )  # fmt: skip
 
     def fit(self, rollouts: Rollouts) -> None:
         """Replace the confidence head; it is stored in bf16."""
@@ -165,8 +206,10 @@ def main() -> int:
     parser.add_argument("--config", type=Path, required=True, help="flat config.json")
     parser.add_argument("--run", type=Path, required=True, help="folder of the run")
     parser.add_argument("--checkpoint", type=Path, required=True, help="its export")
-    parser.add_argument("--per-domain", type=int, default=48, help="prompts of each domain")
+    parser.add_argument("--per-domain", type=int, default=160, help="prompts of each domain")
     parser.add_argument("--max-tokens", type=int, default=64, help="of an answer")
+    parser.add_argument("--backend", default="reference", help="that answers")
+    parser.add_argument("--answers-only", action="store_true", help="write the answers and stop")
     args = parser.parse_args()
     started = time.monotonic()
 
@@ -174,19 +217,37 @@ def main() -> int:
         sys.stdout.write(f"[{time.monotonic() - started:6.1f}s] {text}\n")
         sys.stdout.flush()
 
+    def answered(split: Split, what: str) -> Answered:
+        kept = args.run / f"answers-{split.name.lower()}.json"
+        if kept.is_file():
+            say(f"answers to {what}: those of {kept}; remove it after a change of the backbone")
+            return Answered.load(kept)
+        say(f"answers to {what}: {args.per_domain} prompts of each domain")
+        made = Answered.of_split(
+            source, args.checkpoint, split, args.per_domain, args.max_tokens, args.backend
+        )
+        made.save(kept)
+        return made
+
     try:
         arch = Architecture.from_json(args.config)
         source = SequenceSource(args.data, arch.pad_token_id)
-        fitter = Fitter(arch, source, read_token_map(args.data), args.run)
+        answers = {
+            Split.DEV: answered(Split.DEV, "measure on"),
+            Split.TRAIN: answered(Split.TRAIN, "learn from"),
+        }
+        if args.answers_only:
+            return 0
+        fitter = Fitter(arch, read_token_map(args.data), args.run)
         found = {}
-        for split, what in ((Split.DEV, "measure on"), (Split.TRAIN, "learn from")):
+        for split, given in answers.items():
             kept = args.run / f"rollouts-{split.name.lower()}.safetensors"
             if kept.is_file():
-                say(f"answers to {what}: those of {kept}; remove it after a change of the drafter")
+                say(f"drafts: those of {kept}; remove it after a change of the drafter")
                 found[split] = Rollouts(**load_file(kept))
                 continue
-            say(f"answers to {what}: {args.per_domain} prompts of each domain")
-            found[split] = fitter.rollouts(args.checkpoint, split, args.per_domain, args.max_tokens)
+            say(f"drafts along {len(given.asked)} answers")
+            found[split] = fitter.rollouts(given)
             save_file(found[split].tensors(), kept)
     except DeepInferError as error:
         sys.stderr.write(f"fitting cannot go on: {error}\n")
@@ -201,8 +262,9 @@ def main() -> int:
     content = {
         "method": "logistic regression of the head on greedy answers with a penalty on calibration "
         "errors, then sequential temperature scaling: 41 values in [0.1, 10], 15-bin ECE",
-        "dataset": f"greedy answers, normative numerics, {args.per_domain} prompts of each "
-        "domain: TRAIN prompts for head and temperatures, DEV prompts to measure",
+        "dataset": f"greedy answers, normative numerics: {len(answers[Split.TRAIN].asked)} TRAIN "
+        f"prompts for head and temperatures, {len(answers[Split.DEV].asked)} DEV prompts to "
+        f"measure, as many of each of {len(DOMAINS)} domains",
         **fitted,
         "trained_head": {key: trained[key] for key in ("ece_before", "ece_after", "auroc")},
     }

@@ -20,12 +20,12 @@ from typing import NamedTuple
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
+from torch.nn.functional import pad
 
 from deepinfer.device.errors import ConfigError, DeepInferError
 from deepinfer_training.architecture import Architecture
 from deepinfer_training.sequences import SequenceSource, Split
 
-_SEED = 13
 _TEMPERATURES = (0.0, 0.0, 0.0, 0.0, 0.6, 1.0)
 
 
@@ -33,7 +33,7 @@ class OwnText(NamedTuple):
     """Prompts with answers, shortest first.
 
     Attributes:
-        ids: [B, L] int64; padding behind each row, a block at least.
+        ids: [B, L] integers; padding behind each row, a block at least.
         starts: [B] int64 first position of the answer.
         stops: [B] int64 position behind it.
     """
@@ -58,16 +58,26 @@ class OwnText(NamedTuple):
         return cls(ids, starts, stops)
 
     @classmethod
-    def load(cls, file: Path) -> OwnText:
-        """Read what `save` wrote.
+    def load(cls, files: Sequence[Path]) -> OwnText:
+        """Read what `save` wrote, into one, shortest rows first.
 
         Raises:
-            ConfigError: there is no such file.
+            ConfigError: one of the files does not exist.
         """
-        if not file.is_file():
-            raise ConfigError(f"{file} does not exist; deepinfer_training.own_text writes it")
-        tensors = load_file(file)
-        return cls(tensors["ids"].long(), tensors["starts"], tensors["stops"])
+        parts = []
+        for file in files:
+            if not file.is_file():
+                raise ConfigError(f"{file} does not exist; deepinfer_training.own_text writes it")
+            parts.append(load_file(file))
+        longest = max(part["ids"].shape[1] for part in parts)
+        # A row is padded behind its end: the token there is the padding's.
+        ids = torch.cat(
+            [pad(p["ids"], (0, longest - p["ids"].shape[1]), value=int(p["ids"][0, -1]))
+             for p in parts]
+        )  # fmt: skip
+        starts, stops = (torch.cat([part[name] for part in parts]) for name in ("starts", "stops"))
+        order = torch.sort(stops, stable=True).indices
+        return cls(ids[order], starts[order], stops[order])
 
     def save(self, file: Path) -> None:
         """Write a safetensors file."""
@@ -83,9 +93,16 @@ class OwnText(NamedTuple):
         """Rows first .. first + count - 1, cut behind the longest."""
         rows = slice(first, first + count)
         longest = int(self.stops[rows].max()) + arch.dspark_block_size
-        return OwnText(
-            self.ids[rows, : _whole_tiles(longest, arch)], self.starts[rows], self.stops[rows]
-        )
+        ids = self.ids[rows, : _whole_tiles(longest, arch)].long()
+        return OwnText(ids, self.starts[rows], self.stops[rows])
+
+    def fitting(self, first: int, num_tokens: int, arch: Architecture) -> OwnText:
+        """As many rows from `first` on as make up `num_tokens` with their padding; one at least."""
+        count = min(num_tokens // _whole_tiles(1, arch), len(self.ids) - first)
+        longest = self.stops[first : first + count] + arch.dspark_block_size
+        tile = _whole_tiles(1, arch)
+        sizes = (longest + tile - 1) // tile * tile * torch.arange(1, count + 1)
+        return self.part(first, max(1, int((sizes <= num_tokens).sum())), arch)
 
     def documents(self) -> Tensor:
         """[B, L] int64: 0 for the row, 1 for the padding behind it."""
@@ -104,6 +121,7 @@ def write_own_text(
     checkpoint: Path,
     *,
     backend: str,
+    seed: int,
     per_domain: int,
     max_tokens: int,
 ) -> OwnText:
@@ -117,7 +135,7 @@ def write_own_text(
     from deepinfer.config import EngineConfig, override
     from deepinfer_training.rollouts import prompts
 
-    asked, _ = prompts(source.generators, source.natural, Split.TRAIN, _SEED, per_domain)
+    asked, _ = prompts(source.generators, source.natural, Split.TRAIN, seed, per_domain)
     params = [
         SamplingParams(
             temperature=_TEMPERATURES[i % len(_TEMPERATURES)], max_tokens=max_tokens, seed=i
@@ -128,7 +146,7 @@ def write_own_text(
         EngineConfig(),
         {
             "checkpoint.path": str(checkpoint), "numerics": "normative", "backend.name": backend,
-            "scheduler.max_num_seqs": 256, "scheduler.max_num_tokens": 4096,
+            "scheduler.max_num_seqs": 256, "scheduler.max_num_tokens": 8192,
         },
     )  # fmt: skip
     begun, done = time.monotonic(), 0
@@ -156,6 +174,9 @@ def main() -> int:
     parser.add_argument("--checkpoint", type=Path, required=True, help="the target's export")
     parser.add_argument("--out", type=Path, required=True, help="file to write")
     parser.add_argument("--backend", default="reference", help="that answers")
+    parser.add_argument(
+        "--seed", type=int, default=13, help="of the prompts; 11 is for fit_confidence"
+    )
     parser.add_argument("--per-domain", type=int, default=400, help="prompts of each domain")
     parser.add_argument("--max-tokens", type=int, default=64, help="of an answer")
     args = parser.parse_args()
@@ -164,7 +185,8 @@ def main() -> int:
         source = SequenceSource(args.data, arch.pad_token_id)
         own = write_own_text(
             arch, source, args.checkpoint,
-            backend=args.backend, per_domain=args.per_domain, max_tokens=args.max_tokens,
+            backend=args.backend, seed=args.seed, per_domain=args.per_domain,
+            max_tokens=args.max_tokens,
         )  # fmt: skip
     except DeepInferError as error:
         sys.stderr.write(f"cannot write: {error}\n")

@@ -12,7 +12,7 @@ from deepinfer import LLM, SamplingParams
 from deepinfer.config import EngineConfig, override
 from deepinfer.device.errors import RequestError
 from deepinfer.engine.outputs import RequestOutput
-from deepinfer_training.calibration import Rollouts
+from deepinfer_training.calibration import Rollouts, accepted_drafts
 from deepinfer_training.documents import Document, Generators
 from deepinfer_training.drafter import Anchors, draft_greedily
 from deepinfer_training.evaluation import Model
@@ -57,6 +57,8 @@ def greedy_answers(
     asked: Sequence[Sequence[int]],
     max_tokens: int,
     on_finished: Callable[[RequestOutput], None],
+    *,
+    backend: str = "reference",
 ) -> list[list[int]]:
     """The engine's answers in normative numerics, end tokens included.
 
@@ -65,10 +67,17 @@ def greedy_answers(
         asked: prompts.
         max_tokens: length of an answer.
         on_finished: told of every answer.
+        backend: that answers.
     Raises:
-        DeepInferError: the checkpoint cannot be loaded, or a prompt is refused.
+        DeepInferError: checkpoint or backend cannot be had, or a prompt is refused.
     """
-    config = override(EngineConfig(), {"checkpoint.path": str(checkpoint), "numerics": "normative"})
+    config = override(
+        EngineConfig(),
+        {
+            "checkpoint.path": str(checkpoint), "numerics": "normative", "backend.name": backend,
+            "scheduler.max_num_seqs": 256, "scheduler.max_num_tokens": 8192,
+        },
+    )  # fmt: skip
     with LLM(config) as llm:
         outputs = llm.generate(
             [list(ids) for ids in asked],
@@ -121,11 +130,9 @@ def draft_over(
             Anchors(positions, documents, rotation), model.numerics,
         )  # fmt: skip
         left = (lengths.unsqueeze(1) - 1 - steps).clamp(0, size)
-        ahead = positions.unsqueeze(-1) + torch.arange(1, size + 1)
-        truth = ids.gather(1, ahead.flatten(1)).view_as(drafts.tokens)
-        same = (drafts.tokens == truth) & (torch.arange(size) < left.unsqueeze(-1))
+        counts = accepted_drafts(drafts.tokens, ids, positions, left)
         for place, row in enumerate(rows):
-            accepted[row] = same[place].long().cumprod(-1).sum(-1)
+            accepted[row] = counts[place]
             num_left[row] = left[place]
             by_row[row] = drafts.features[place]
     features = [by_row[row] for row in range(len(asked))]

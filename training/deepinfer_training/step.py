@@ -1,8 +1,8 @@
-"""One training step: forward, losses and backward, optionally captured as a CUDA graph."""
+"""One step of the backbone: forward and losses of a phase."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import NamedTuple
 
 import torch
@@ -119,66 +119,3 @@ class LossFunction:
         return StepResult(
             loss.detach(), total, result.index_loss.detach(), result.caught, result.loads
         )
-
-
-class EagerStep:
-    """Runs forward and backward call by call."""
-
-    def __init__(self, loss: Callable[[Inputs], StepResult]) -> None:
-        self._loss = loss
-
-    def run(self, inputs: Inputs) -> StepResult:
-        """Leave the gradients in `.grad`."""
-        result = self._loss(inputs)
-        result.total.backward()
-        return result
-
-    def clear(self, parameters: Mapping[str, Tensor]) -> None:
-        """Drop the gradients after the optimizer has used them."""
-        for value in parameters.values():
-            value.grad = None
-
-
-class CapturedStep:
-    """Replays forward and backward as one CUDA graph; inputs are copied into its own tensors.
-
-    The model is small and issues thousands of kernels a step, so a plain run is bound by the CPU
-    that launches them.
-    """
-
-    def __init__(
-        self,
-        loss: Callable[[Inputs], StepResult],
-        example: Inputs,
-        parameters: Mapping[str, Tensor],
-    ) -> None:
-        """Warm up on `example` and capture; needs a GPU.
-
-        Args:
-            loss: issues device work only.
-            example: fixes all shapes.
-            parameters: whose gradients are captured.
-        """
-        self._inputs = Inputs(*(tensor.clone() for tensor in example))
-        side = torch.cuda.Stream()  # noqa: TID251
-        side.wait_stream(torch.cuda.current_stream())  # noqa: TID251
-        with torch.cuda.stream(side):  # noqa: TID251
-            for _ in range(3):
-                loss(self._inputs).total.backward()
-                for value in parameters.values():
-                    value.grad = None
-        torch.cuda.current_stream().wait_stream(side)  # noqa: TID251
-        self._graph = torch.cuda.CUDAGraph()  # noqa: TID251
-        with torch.cuda.graph(self._graph):  # noqa: TID251
-            self._result = loss(self._inputs)
-            self._result.total.backward()
-
-    def run(self, inputs: Inputs) -> StepResult:
-        """Leave the gradients in `.grad`; the result is overwritten by the next run."""
-        for own, given in zip(self._inputs, inputs, strict=True):
-            own.copy_(given)
-        self._graph.replay()
-        return self._result
-
-    def clear(self, parameters: Mapping[str, Tensor]) -> None:
-        """Nothing to do: a replay writes all gradients anew."""

@@ -24,6 +24,7 @@ from torch import Tensor
 
 from deepinfer.device.errors import DeepInferError
 from deepinfer_training.architecture import Architecture
+from deepinfer_training.captured_step import CapturedStep, EagerStep, StepMaker
 from deepinfer_training.evaluation import Model, exactness
 from deepinfer_training.fake_quant import TRAINING, on_device
 from deepinfer_training.indexer import SelectionMode
@@ -40,14 +41,7 @@ from deepinfer_training.schedule import SCHEDULES, Phase, Recipe, Schedule
 from deepinfer_training.sequence_plan import Planner
 from deepinfer_training.sequences import Batch, SequenceSource, Split
 from deepinfer_training.speed import Speed
-from deepinfer_training.step import (
-    CapturedStep,
-    DomainTotals,
-    EagerStep,
-    Inputs,
-    LossFunction,
-    StepResult,
-)
+from deepinfer_training.step import DomainTotals, Inputs, LossFunction, StepResult
 from deepinfer_training.tasks import Tasks
 
 MASTER_STEM = "master"
@@ -115,8 +109,8 @@ class Trainer:
         self._cuts = np.random.default_rng(run.seed)
         self._norms: list[float] = []
         self._phase: Phase | None = None
-        self._step: EagerStep | CapturedStep | None = None
-        self.capture_error: str | None = None
+        self._step: EagerStep[Inputs, StepResult] | CapturedStep[Inputs, StepResult] | None = None
+        self.steps = StepMaker(captures=run.speed.captured)
         self.num_steps = self.num_skipped = self.num_tokens = 0
         run.speed.apply()
 
@@ -152,33 +146,18 @@ class Trainer:
             set_rate(self._optimizer, self.run.schedule.rate(progress))
             self._optimizer.step()
             self._balance(result.loads, self.run.schedule.bias_rate(progress))
-        self._step.clear(self.parameters)
+        self._step.clear()
         self.num_steps += 1
         self.num_tokens += inputs.ids.numel()
         return result, norm
 
     def _enter(self, phase: Phase, example: Inputs) -> None:
         self._step = None  # frees the memory of the graph before
-        for value in self.parameters.values():
-            value.grad = None
         loss = LossFunction(
             self.parameters, self.run.arch, self.planner, phase, self.totals, self.device
         )
-        self._step = self._captured(loss, example) or EagerStep(loss)
+        self._step = self.steps.make(loss, example, self.parameters.values())
         self._phase = phase
-
-    def _captured(self, loss: LossFunction, example: Inputs) -> CapturedStep | None:
-        """The step as a graph; a run that cannot be captured goes on slower, and says so."""
-        if not self.run.speed.captured or self.capture_error is not None:
-            return None
-        try:
-            return CapturedStep(loss, example, self.parameters)
-        except RuntimeError as error:
-            self.capture_error = str(error)
-            sys.stderr.write(f"capture failed, steps run one call at a time: {error}\n")
-            for value in self.parameters.values():
-                value.grad = None
-            return None
 
     def _is_outlier(self, norm: float) -> bool:
         """Whether a gradient is too large to use; the first hundred steps set the measure."""
@@ -238,7 +217,7 @@ def train(trainer: Trainer, loader: Loader, tasks: Tasks, log: RunLog, out: Path
         "skipped_steps": trainer.num_skipped,
         "tokens": trainer.num_tokens,
         "training_seconds": round(seconds, 1),
-        "capture_error": trainer.capture_error,
+        "capture_error": trainer.steps.error,
     }
     log.save()
     log.line(

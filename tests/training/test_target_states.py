@@ -1,0 +1,149 @@
+"""What the target computed once along its answers serves as a fresh forward would."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from deepinfer.device.errors import ConfigError
+from deepinfer_training import fake_quant, rollouts
+from deepinfer_training.architecture import Architecture
+from deepinfer_training.captured_step import EagerStep, StepMaker
+from deepinfer_training.draft_step import DraftInputs, DraftLossFunction
+from deepinfer_training.drafter import DraftObjective, initial_drafter
+from deepinfer_training.evaluation import Model
+from deepinfer_training.own_text import OwnText
+from deepinfer_training.parameters import Part, initial_parameters
+from deepinfer_training.sequence_plan import Planner
+from deepinfer_training.sequences import SequenceSource
+from deepinfer_training.speed import Speed
+from deepinfer_training.target_states import TargetStates, drafts_along
+from deepinfer_training.train_drafter import DraftTrainer
+
+CONFIG = Path(__file__).resolve().parents[2] / "training" / "configs" / "smoke.json"
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(scope="module")
+def model() -> Model:
+    arch = Architecture.from_json(CONFIG)
+    parameters = {n: v.detach() for n, v in initial_parameters(arch, Part.BACKBONE, 1, CPU).items()}
+    # Peaked enough that drafts of an untrained drafter sometimes match.
+    parameters["head.weight"] = parameters["embed.weight"] * 4
+    planner = Planner(arch, torch.zeros(arch.vocab_size, dtype=torch.int64), CPU)
+    return Model(parameters, arch, planner, fake_quant.FULL_PRECISION, CPU)
+
+
+@pytest.fixture(scope="module")
+def parameters(model: Model) -> dict[str, torch.Tensor]:
+    shared = {name: model.parameters[name] for name in ("embed.weight", "head.weight")}
+    return {**initial_drafter(model.parameters, model.arch, 1, CPU), **shared}
+
+
+@pytest.fixture(scope="module")
+def rows() -> tuple[list[list[int]], list[list[int]]]:
+    """Prompts shorter and longer than the window, answers of unequal length."""
+    generator = torch.Generator().manual_seed(3)
+
+    def some(count: int) -> list[int]:
+        return torch.randint(3, 100, (count,), generator=generator).tolist()
+
+    return [some(2), some(30), some(90)], [some(12), some(4), some(9)]
+
+
+def test_a_row_is_the_window_before_its_answer(
+    model: Model, rows: tuple[list[list[int]], list[list[int]]]
+) -> None:
+    asked, answers = rows
+    window = model.arch.sliding_window
+    states = TargetStates.of(model, OwnText.join(asked, answers, model.arch))
+    assert states.num_anchors.tolist() == [12, 4, 9]  # shortest row first: as they were given
+    for row, (prompt, answer) in enumerate(zip(asked, answers, strict=True)):
+        assert states.ids[row, window] == prompt[-1]
+        assert states.ids[row, window + 1 : window + 1 + len(answer)].tolist() == answer
+        there = states.documents[row] == 0
+        assert int(there.sum()) == min(len(prompt), window + 1) + len(answer)
+        assert there[window]
+
+
+def test_losses_are_those_of_a_fresh_forward(
+    model: Model,
+    parameters: dict[str, torch.Tensor],
+    rows: tuple[list[list[int]], list[list[int]]],
+) -> None:
+    own = OwnText.join(*rows, model.arch)
+    states = TargetStates.of(model, own)
+    inputs = states.at_random(40, torch.Generator().manual_seed(1))
+    offset = own.starts - 1 - states.window
+    assert (inputs.positions - states.window).amin(1).tolist() == [0, 0, 0]
+    assert (inputs.positions - states.window).amax(1).tolist() == [11, 3, 8]
+    fresh = model.run(own.ids, own.documents())
+    whole = DraftInputs(
+        own.ids, own.documents(), inputs.positions + offset.unsqueeze(1), fresh.taps, fresh.hidden
+    )
+    objective = DraftObjective(0.1, 0.5, 0.5)
+    loss = DraftLossFunction(parameters, model, model.numerics, objective, own.ids.shape[1])
+    for got, wanted in zip(loss(inputs), loss(whole), strict=True):
+        torch.testing.assert_close(got, wanted, rtol=1e-4, atol=1e-5)
+
+
+def test_drafts_along_answers_are_those_of_rollouts(
+    model: Model,
+    parameters: dict[str, torch.Tensor],
+    rows: tuple[list[list[int]], list[list[int]]],
+) -> None:
+    states = TargetStates.of(model, OwnText.join(*rows, model.arch))
+    accepted, left = drafts_along(parameters, model, states)
+    wanted = rollouts.draft_over(model, parameters, *rows, torch.arange(3))
+    width = accepted.shape[1]
+    assert left.tolist() == wanted.num_left[:, :width].tolist()
+    assert accepted.tolist() == wanted.accepted[:, :width].tolist()
+    assert not wanted.num_left[:, width:].any()
+
+
+def test_every_row_comes_once_before_any_comes_again(
+    model: Model, data: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prompts = [[5, 6, 7 + row] for row in range(10)]
+    own = OwnText.join(prompts, [[9, 10, 11]] * 10, model.arch)
+    trainer = DraftTrainer(
+        model, initial_drafter(model.parameters, model.arch, 1, CPU), SequenceSource(data, 2), 1,
+        DraftObjective(), Speed(),
+    )  # fmt: skip
+    trainer.take_own(own, held=2)
+    seen: list[int] = []
+
+    def looked_at(inputs: DraftInputs, progress: float) -> None:
+        seen.extend(inputs.ids[:, model.arch.sliding_window].tolist())
+
+    monkeypatch.setattr(trainer, "_step", looked_at)
+    for _ in range(8):
+        trainer.own_step(4, 3, 0.5)
+    assert len(set(seen[:8])) == 8
+    assert sorted(seen) == sorted(seen[:8] * 4)
+    assert trainer.held_accepted() is not None
+    with pytest.raises(ConfigError, match="expected fewer"):
+        trainer.take_own(own, held=10)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="a capture works there")  # noqa: TID251
+def test_a_step_that_cannot_be_captured_runs_call_by_call(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    class Result:
+        def __init__(self, total: torch.Tensor) -> None:
+            self.total = total
+
+    weight = torch.ones(1, requires_grad=True)
+    maker = StepMaker(captures=True)
+    step = maker.make(lambda inputs: Result(weight * inputs[0]), (torch.tensor([3.0]),), [weight])
+    assert isinstance(step, EagerStep)
+    assert maker.error
+    assert "one call at a time" in capsys.readouterr().err
+    step.run((torch.tensor([3.0]),))
+    assert weight.grad is not None
+    assert weight.grad.tolist() == [3.0]
+    step.clear()
+    assert weight.grad is None
