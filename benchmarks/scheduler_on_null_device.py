@@ -1,9 +1,11 @@
 """The asynchronous scheduler without a device: idle share, and what a step costs the host.
 
-Two tables. The first is on virtual time: host work of a given share of the device's step, the
-device's idle share at each depth. The second is CPU time of this machine: the host's own time in
-a decode step by phase, for a number of running sequences, median over the steps. No math is run;
-everything else of the engine is real (scheduling, building, launching, committing, results).
+Three tables. The first is on virtual time: host work of a given share of the device's step, the
+device's idle share at each depth. The second, on virtual time as well, is a file of requests
+through a full batch: what it costs to admit each as soon as it fits, where a prefill step is dear.
+The third is CPU time of this machine: the host's own time in a decode step by phase, for a number
+of running sequences, median over the steps. No math is run; everything else of the engine is real
+(scheduling, building, launching, committing, results).
 
     python benchmarks/scheduler_on_null_device.py --json scheduler_on_null_device.json
     python benchmarks/scheduler_on_null_device.py --traces traces
@@ -16,6 +18,8 @@ import argparse
 import statistics
 import sys
 import time
+from collections import Counter
+from collections.abc import Mapping
 from pathlib import Path
 
 from deepinfer.cli.report import write_json
@@ -25,12 +29,23 @@ from deepinfer.device.runtime import StepKind
 from deepinfer.engine.llm_engine import LLMEngine
 from deepinfer.engine.null_runner import NullStepRunner
 from deepinfer.engine.sampling_params import SamplingParams
-from deepinfer.engine.timeline import HostSpan, Phase, RecordedTimeline, ScriptedHost, Timeline
+from deepinfer.engine.timeline import (
+    DeviceSpan,
+    HostSpan,
+    Phase,
+    RecordedTimeline,
+    ScriptedHost,
+    Timeline,
+)
 from deepinfer.engine.trace_file import TraceFile
 from deepinfer.model.config import V41Config
 from deepinfer.text.tokenizer import TextTokenizer
 
 DEVICE_STEP_US = 1000.0
+# About what the bundled model takes on an H200, whose prefill steps are issued op by op.
+FILE_COSTS = StepCosts(
+    {StepKind.PREFILL: 30_000.0, StepKind.DECODE: 1_700.0, StepKind.EMPTY: 0.0}, row_us=0.0
+)
 WORK: list[Phase] = [phase for phase in Phase if phase is not Phase.WAIT]
 
 
@@ -40,6 +55,7 @@ def make_engine(
     num_seqs: int,
     depth: int,
     num_tokens: int,
+    options: Mapping[str, object] | None = None,
 ) -> LLMEngine:
     """An engine on the null device with `num_seqs` requests of `num_tokens` tokens to make."""
     config = override(
@@ -49,7 +65,8 @@ def make_engine(
             "scheduler.max_num_seqs": num_seqs,
             "scheduler.max_num_tokens": max(512, num_seqs),
             "cache.num_blocks": num_seqs * (num_tokens // 64 + 4),
-        },
+        }
+        | dict(options or {}),
     )
     directory = config.checkpoint.directory
     model = V41Config.from_json(directory)
@@ -75,6 +92,58 @@ def idle_share(host_share: float, depth: int, num_tokens: int, trace: Path | Non
         engine.step()
     engine.close()
     return host.totals.idle_share
+
+
+class StepKinds:
+    """Span sink that counts the steps on the device by kind."""
+
+    def __init__(self) -> None:
+        self.counts: Counter[StepKind] = Counter()
+        self._last = -1
+
+    def host(self, span: HostSpan) -> None:
+        pass
+
+    def device(self, span: DeviceSpan) -> None:
+        if span.scheduled.step != self._last:
+            self._last = span.scheduled.step
+            self.counts[span.scheduled.kind] += 1
+
+    def idle(self, begin_us: float, end_us: float) -> None:
+        pass
+
+    def mark(self, text: str, time_us: float) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+
+def full_batch(wait_steps: int) -> dict[str, float]:
+    """Steps and virtual time of 4,096 requests through 256 places, 32 to 95 tokens each."""
+    runtime = NullRuntime(FILE_COSTS)
+    kinds = StepKinds()
+    options = {
+        "scheduler.max_num_seqs": 256, "scheduler.max_num_tokens": 8192,
+        "scheduler.prefill_wait_steps": wait_steps, "cache.num_blocks": 2048,
+    }  # fmt: skip
+    engine = make_engine(runtime, RecordedTimeline(runtime.now_us, kinds), 0, 1, 64, options)
+    tokens = 0
+    for index in range(4096):
+        length = 32 + index * 37 % 64
+        tokens += length
+        params = SamplingParams(temperature=0.0, max_tokens=length, ignore_eos=True)
+        engine.add_request(f"r{index}", [10 + index % 100] * 64, params, final_only=True)
+    while engine.has_unfinished():
+        engine.step()
+    seconds = runtime.now_us() / 1e6
+    engine.close()
+    return {
+        "prefill_steps": kinds.counts[StepKind.PREFILL],
+        "decode_steps": kinds.counts[StepKind.DECODE],
+        "seconds": seconds,
+        "tokens_per_s": tokens / seconds,
+    }
 
 
 class PhaseTimes:
@@ -150,6 +219,14 @@ def main() -> None:
     for name, row in idle.items():
         print(f"{name:10}" + "".join(f"{100 * value:>8.2f}%" for value in row.values()))
 
+    print("\n4,096 requests through 256 places; virtual time, a prefill step 30 ms, decode 1.7 ms")
+    print(f"{'prefill_wait_steps':>18}{'prefill':>9}{'decode':>8}{'seconds':>9}{'tokens/s':>10}")
+    files = {}
+    for wait in (0, 4, 16, 64):
+        row = files[str(wait)] = full_batch(wait)
+        print(f"{wait:>18}{row['prefill_steps']:>9.0f}{row['decode_steps']:>8.0f}"
+              f"{row['seconds']:>9.2f}{row['tokens_per_s']:>10,.0f}")  # fmt: skip
+
     print("\nhost's own time in a decode step, us, median; depth 1")
     cost = {}
     for num_seqs in args.sequences:
@@ -162,7 +239,8 @@ def main() -> None:
         cells = "".join(f"{row[column]:>10.0f}" for column in columns)
         print(f"{name:>10}{cells}{per_sequence:>13.2f}")
     if args.json:
-        figures = {"idle_share": idle, "host_us_per_step": cost, "num_steps": args.steps}
+        figures = {"idle_share": idle, "full_batch": files, "host_us_per_step": cost,
+                   "num_steps": args.steps}  # fmt: skip
         write_json(args.json, "scheduler_on_null_device", figures)
 
 
