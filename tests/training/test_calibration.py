@@ -94,18 +94,18 @@ def test_a_slot_is_judged_where_all_before_it_are_right_and_the_answer_goes_on()
 
 def test_the_fitted_head_foretells_acceptance_and_stays_where_nothing_is_learnt() -> None:
     generator = torch.Generator().manual_seed(0)
-    features = torch.randn(200, 20, 3, 4, generator=generator)
+    features = torch.randn(800, 20, 3, 4, generator=generator)
     wanted = torch.tensor([[1.5, -1.0, 0.5, 0.0]])
     right = torch.rand(features.shape[:3], generator=generator) < torch.sigmoid(
         features @ wanted.squeeze(0)
     )
     accepted = right.long().cumprod(-1).sum(-1)
-    made = Rollouts(accepted, torch.full_like(accepted, 3), features, torch.arange(200) % 2)
+    made = Rollouts(accepted, torch.full_like(accepted, 3), features, torch.arange(800) % 2)
     start = torch.tensor([[0.0, 0.0, 0.0, 3.0]])
     head = fit_head(made, start)
-    assert (head - wanted)[0, :3].abs().max() < 0.1
+    assert (head - wanted)[0, :3].abs().max() < 0.05
     # A pull towards the start remains.
-    assert abs(float(head[0, 3])) < 0.5
+    assert 0.01 < abs(float(head[0, 3])) < 0.1
     before, after = (
         calibration.measure(made, made, each, ("even", "odd")) for each in (start, head)
     )

@@ -68,6 +68,7 @@ class Architecture:
     dspark_target_layer_ids: tuple[int, ...]
     dspark_n_routed_experts: int
     dspark_num_experts_per_tok: int
+    confidence_head_input: str
     bos_token_id: int
     eos_token_id: int
     pad_token_id: int
@@ -91,12 +92,17 @@ class Architecture:
         """Return the architecture with exactly these fields.
 
         Raises:
-            ConfigError: a field is missing or unknown.
+            ConfigError: a field is missing or unknown, or names no input of the confidence head.
         """
         known = {field.name for field in dataclasses.fields(cls)}
         missing, unknown = sorted(known - fields.keys()), sorted(fields.keys() - known)
         if missing or unknown:
             raise ConfigError(f"architecture fields missing: {missing}, unknown: {unknown}")
+        if (side := fields["confidence_head_input"]) not in ("pre_norm", "post_norm"):
+            raise ConfigError(
+                f"confidence_head_input is {side!r}; it sees a row before or after its norm: "
+                "pre_norm or post_norm"
+            )
         values: dict[str, Any] = {
             key: tuple(value) if isinstance(value, list) else value for key, value in fields.items()
         }

@@ -183,11 +183,27 @@ def markov_bias(parameters: Mapping[str, Tensor], arch: Architecture, rows: Tens
     )
 
 
-def confidence_logits(parameters: Mapping[str, Tensor], arch: Architecture, head_hidden: Tensor,
-                      rows: Tensor, numerics: Numerics) -> Tensor:  # fmt: skip
-    """[...] fp32 logit of the confidence; hidden rows come before the final norm."""
-    inputs = torch.cat((head_hidden.float(), rows), dim=-1)
-    return Weights(parameters, numerics).linear_fp32(inputs, confidence_name(arch)).squeeze(-1)
+def confidence_features(parameters: Mapping[str, Tensor], arch: Architecture, head_hidden: Tensor,
+                        rows: Tensor, numerics: Numerics) -> Tensor:  # fmt: skip
+    """[..., D + rank] fp32 what the confidence head reads: a block row, and the token before it.
+
+    Args:
+        parameters: of the drafter.
+        arch: the model; says whether the row comes before or after the final norm.
+        head_hidden: [..., D] rows before the final norm.
+        rows: [..., rank] fp32 Markov embedding of the token before.
+        numerics: what is rounded.
+    """
+    if arch.confidence_head_input == "post_norm":
+        name = f"mtp.{arch.num_nextn_predict_layers - 1}.norm.weight"
+        head_hidden = Weights(parameters, numerics).rmsnorm(head_hidden, name, arch.rms_norm_eps)
+    return torch.cat((head_hidden.float(), rows), dim=-1)
+
+
+def confidence_logits(parameters: Mapping[str, Tensor], arch: Architecture, features: Tensor,
+                      numerics: Numerics) -> Tensor:  # fmt: skip
+    """[...] fp32 logit of the confidence for `confidence_features` [..., D + rank]."""
+    return Weights(parameters, numerics).linear_fp32(features, confidence_name(arch)).squeeze(-1)
 
 
 def confidence_name(arch: Architecture) -> str:
@@ -231,8 +247,8 @@ def draft_greedily(
         rows = markov_rows(parameters, arch, previous, numerics)
         logits = block.base_logits[:, :, slot] + markov_bias(parameters, arch, rows, numerics)
         hidden = block.head_hidden[:, :, slot]
-        confidences.append(confidence_logits(parameters, arch, hidden, rows, numerics))
-        features.append(torch.cat((hidden.float(), rows), dim=-1))
+        features.append(confidence_features(parameters, arch, hidden, rows, numerics))
+        confidences.append(confidence_logits(parameters, arch, features[-1], numerics))
         previous = logits.argmax(-1)
         tokens.append(previous)
         biased.append(logits)
@@ -321,7 +337,9 @@ def draft_loss(
     distance = (log_share.exp() - target).abs().sum(-1)
     overlap = 1.0 - 0.5 * distance.detach()
     # The head must not shape the rows it reads.
-    logit = confidence_logits(parameters, arch, block.head_hidden.detach(), rows.detach(), numerics)
+    with torch.no_grad():
+        features = confidence_features(parameters, arch, block.head_hidden, rows, numerics)
+    logit = confidence_logits(parameters, arch, features, numerics)
     surprise = torch.nn.functional.binary_cross_entropy_with_logits(
         logit, overlap.clamp(0.0, 1.0), reduction="none"
     )
