@@ -1,4 +1,4 @@
-"""A benchmark of engines in one process: their turns, its arguments, its end."""
+"""A benchmark of several engines: their turns, its arguments, its end."""
 
 from __future__ import annotations
 

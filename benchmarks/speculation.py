@@ -1,14 +1,15 @@
 """Tokens per second without drafts, with a fixed number of them, and with planned verification.
 
 For each number of sequences one engine of each mode decodes the same prompts greedily: beginnings
-of held-out texts of several domains, and of tales. The engines take turns in blocks of the same
-time, so that a noisy machine hits all of them; a block decodes the prompts from their ends on, and
-the first of each engine, in which graphs are captured, is not counted. All of them must give the
-same tokens. Printed
-are tokens per second (median of the blocks), the same per second of this process's CPU time, which
-other processes disturb less where the model runs on the CPU, and per sequence and step the
-verified and accepted drafts. Costs are measured once for each number of sequences, before
-anything is timed.
+of held-out texts of several domains, and of tales. Each has a process of its own, because two
+OpenMP teams in one process slow each other down. They take turns in blocks of the same prompts, so
+that a noisy machine hits all of them; a block answers one set after another until answers have 64
+tokens in the mean; prefill is not timed. The first block of each engine, in which graphs are
+captured and plans watched, is not counted. All must give the same tokens.
+Printed are tokens per second (median of the blocks), the same per second of the process's CPU time,
+which other processes disturb less where the model runs on the CPU, the median over the rounds of
+dynamic over fixed, and per sequence and step the verified and accepted drafts. Costs are measured
+once for each number of sequences, before anything is timed.
 
     python -m benchmarks.speculation --json FILE.json --svg FILE.svg
     python -m benchmarks.speculation --backend cuda_sm100 --block-s 4
@@ -23,14 +24,17 @@ import tempfile
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from multiprocessing import get_context
+from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from benchmarks.engine_benchmark import as_command, drafting, in_turns, positive
 from deepinfer.cli.chart_svg import Panel, draw
 from deepinfer.cli.report import write_json
 from deepinfer.cli.speculation_svg import draw_metrics
 from deepinfer.config import EngineConfig, override
+from deepinfer.device.errors import DeepInferError
 from deepinfer.engine.llm_engine import LLMEngine
 from deepinfer.engine.sampling_params import SamplingParams
 from deepinfer.evaluation.heldout import heldout_names, read_heldout
@@ -44,37 +48,57 @@ TALES = (
     "In a small town by the sea there lived an old baker named Thomas.",
 )
 PROMPT_TOKENS = 32
-ROOM_TOKENS = 4096
-WATCHED_STEPS = 60
-"""Steps of the first block: the planner only watches its first plans."""
-SETTLING_STEPS = 10
-"""Steps of a block before anything is timed."""
+ANSWER_TOKENS = 64
+"""Tokens that answers have in the mean when others begin: later ones are loops."""
+ROOM_TOKENS = 1024
+SETTLING_STEPS = 3
+"""Steps after the prompts before anything is timed."""
+
+
+class Block(NamedTuple):
+    """What came of a block.
+
+    Attributes:
+        rate: tokens per second.
+        cpu_rate: tokens per second of the process's CPU time.
+        seconds: its length, without prefill.
+    """
+
+    rate: float
+    cpu_rate: float
+    seconds: float
 
 
 @dataclass(slots=True)
 class Run:
-    """One engine of a mode: its blocks so far.
+    """One engine of a mode.
 
     Attributes:
         engine: decodes.
-        max_steps: steps in which no answer can come to its end.
-        rates: tokens per second of each block.
-        cpu_rates: the same per second of this process's CPU time.
         answers: the longest of each request.
     """
 
     engine: LLMEngine
-    max_steps: int
-    rates: list[float] = field(default_factory=list)
-    cpu_rates: list[float] = field(default_factory=list)
     answers: dict[str, list[int]] = field(default_factory=dict)
 
-    def block(self, count: int, block_s: float) -> tuple[float, float]:
-        """Decode the prompts anew for some time; the steps in flight are finished inside it.
+    def block(self, count: int, num_sets: int) -> Block:
+        """Answer the first sets of prompts, one set after another; prefill is not timed."""
+        tokens, seconds, cpu_s = 0, 0.0, 0.0
+        for first in range(0, num_sets * count, count):
+            begun = self._begin(first, count)
+            before, begin = self.engine.stats().generated_tokens, time.perf_counter()
+            cpu_begin = time.process_time()
+            while self.engine.stats().generated_tokens < begun + ANSWER_TOKENS * count:
+                self.engine.step()
+            self.engine.flush()
+            seconds += time.perf_counter() - begin
+            cpu_s += time.process_time() - cpu_begin
+            tokens += self.engine.stats().generated_tokens - before
+            self._end(first, count)
+        return Block(tokens / seconds, tokens / cpu_s, seconds)
 
-        Returns:
-            Tokens per second, and per second of CPU time.
-        """
+    def _begin(self, first: int, count: int) -> int:
+        """Have prompts computed and a few steps made; the tokens generated before them."""
         engine = self.engine
         params = SamplingParams(
             max_tokens=ROOM_TOKENS - PROMPT_TOKENS,
@@ -83,27 +107,21 @@ class Run:
             detokenize=False,
         )
         before = engine.stats().generated_tokens
-        for request_id, prompt in prompts(engine, count):
+        for request_id, prompt in prompts(engine, first, count):
             engine.add_request(request_id, prompt, params, final_only=True)
-        while engine.stats().generated_tokens < before + count:
+        while engine.stats().num_waiting or engine.stats().generated_tokens < before + count:
             engine.step()
-        for _ in range(SETTLING_STEPS if self.answers else WATCHED_STEPS):
+        for _ in range(SETTLING_STEPS):
             engine.step()
         engine.flush()
-        before, begin = engine.stats().generated_tokens, time.perf_counter()
-        cpu_begin, num_steps = time.process_time(), 0
-        while time.perf_counter() - begin < block_s and num_steps < self.max_steps:
-            engine.step()
-            num_steps += 1
-        engine.flush()
-        seconds, cpu_s = time.perf_counter() - begin, time.process_time() - cpu_begin
-        num_tokens = engine.stats().generated_tokens - before
-        for request_id, _ in prompts(engine, count):
-            engine.abort(request_id)
-        while engine.has_unfinished():
-            for output in engine.step():
+        return before
+
+    def _end(self, first: int, count: int) -> None:
+        for request_id, _ in prompts(self.engine, first, count):
+            self.engine.abort(request_id)
+        while self.engine.has_unfinished():
+            for output in self.engine.step():
                 self._keep(output.request_id, output.outputs[0].token_ids)
-        return num_tokens / seconds, num_tokens / cpu_s
 
     def _keep(self, request_id: str, token_ids: list[int]) -> None:
         known = self.answers.get(request_id, [])
@@ -117,10 +135,16 @@ class Run:
         return self.engine.speculation
 
 
-def prompts(engine: LLMEngine, count: int) -> Iterator[tuple[str, list[int]]]:
-    """Request ids that begin with a domain, and the first tokens of a text of it."""
+def prompts(engine: LLMEngine, first: int, count: int) -> Iterator[tuple[str, list[int]]]:
+    """Request ids that begin with a domain, and the first tokens of a text of it.
+
+    Args:
+        engine: whose tokenizer is used.
+        first: number of the first of them, from 0.
+        count: how many.
+    """
     domains = [*heldout_names(), "tales"]
-    for number in range(count):
+    for number in range(first, first + count):
         domain, turn = domains[number % len(domains)], number // len(domains)
         if domain == "tales":
             text = TALES[turn % len(TALES)]
@@ -133,7 +157,7 @@ def prompts(engine: LLMEngine, count: int) -> Iterator[tuple[str, list[int]]]:
 
 
 def begin(args: argparse.Namespace, mode: str, count: int, costs: Path) -> Run:
-    """An engine that has decoded a block already: graphs are captured, and first plans made."""
+    """An engine that has answered a set of prompts already: graphs are captured."""
     values: dict[str, Any] = {
         "numerics": args.numerics,
         "backend.name": args.backend,
@@ -151,21 +175,84 @@ def begin(args: argparse.Namespace, mode: str, count: int, costs: Path) -> Run:
     engine = LLMEngine.from_config(
         override(EngineConfig(), values), domain_of=lambda request_id: request_id.rpartition("-")[0]
     )
-    num_drafts = 0 if mode == "off" else args.drafts
-    run = Run(engine, (ROOM_TOKENS - PROMPT_TOKENS) // (1 + num_drafts) - WATCHED_STEPS - 2)
-    run.block(count, args.block_s)
+    run = Run(engine)
+    run.block(count, 1)
     return run
 
 
-def check_same(runs: dict[str, Run], count: int) -> None:
+class Ended(NamedTuple):
+    """What an engine leaves.
+
+    Attributes:
+        answers: the longest of each request.
+        metrics: of its drafts; None without.
+    """
+
+    answers: dict[str, list[int]]
+    metrics: SpeculationMetrics | None
+
+
+class Contender:
+    """An engine in a process of its own."""
+
+    def __init__(self, args: argparse.Namespace, mode: str, count: int, costs: Path) -> None:
+        """Start it; returns when it has answered a set of prompts."""
+        self._mode = mode
+        context = get_context("spawn")
+        self._pipe, theirs = context.Pipe()
+        self._process = context.Process(
+            target=_serve, args=(theirs, args, mode, count, costs), daemon=True
+        )
+        self._process.start()
+        theirs.close()
+        self._receive()
+
+    def block(self, num_sets: int) -> Block:
+        """Its turn."""
+        self._pipe.send(num_sets)
+        block: Block = self._receive()
+        return block
+
+    def end(self) -> Ended:
+        """Close the engine."""
+        self._pipe.send(0)
+        ended: Ended = self._receive()
+        self._process.join()
+        return ended
+
+    def _receive(self) -> Any:  # noqa: ANN401  (what `_serve` sends)
+        try:
+            answer = self._pipe.recv()
+        except EOFError:
+            sys.exit(f"the engine of mode {self._mode} has ended; its error stands above")
+        if isinstance(answer, DeepInferError):
+            raise answer
+        return answer
+
+
+def _serve(pipe: Connection, args: argparse.Namespace, mode: str, count: int, costs: Path) -> None:
+    """Child process: a block for every number of sets, what is left for 0."""
+    try:
+        run = begin(args, mode, count, costs)
+        pipe.send(None)
+        while num_sets := pipe.recv():
+            pipe.send(run.block(count, num_sets))
+        run.engine.close()
+        pipe.send(Ended(run.answers, run.metrics))
+    except DeepInferError as error:
+        pipe.send(error)
+
+
+def check_same(ended: dict[str, Ended], count: int) -> None:
     """Every mode's tokens, as far as both got.
 
     Raises:
         SystemExit: two modes differ.
     """
-    first = runs[MODES[0]].answers
-    for mode, run in runs.items():
-        for name, tokens in run.answers.items():
+    first = ended[MODES[0]].answers
+    for mode, each in ended.items():
+        for name in each.answers.keys() & first.keys():  # a faster one came to more prompts
+            tokens = each.answers[name]
             shared = min(len(tokens), len(first[name]))
             if tokens[:shared] != first[name][:shared]:
                 sys.exit(f"{count} sequences: {mode} gives other tokens than off for {name}")
@@ -176,23 +263,30 @@ def measure(args: argparse.Namespace, count: int) -> tuple[dict[str, Any], Specu
     with tempfile.TemporaryDirectory() as folder:
         print(f"  {count} sequences: costs and prompts", file=sys.stderr, flush=True)
         costs = Path(folder) / "costs.json"
-        runs = {mode: begin(args, mode, count, costs) for mode in MODES}
-    for each in in_turns(list(runs.values()), args.rounds, f"{count} sequences"):
-        rate, cpu_rate = each.block(count, args.block_s)
-        each.rates.append(rate)
-        each.cpu_rates.append(cpu_rate)
+        runs = {mode: Contender(args, mode, count, costs) for mode in MODES}
+    # As many as the slowest mode answers in that time; the block does not count, nor those of the
+    # others in which plans are watched.
+    num_sets = max(1, round(args.block_s / runs["off"].block(1).seconds))
+    blocks: dict[str, list[Block]] = {mode: [] for mode in MODES}
+    for mode in MODES:
+        runs[mode].block(num_sets)
+    for mode in in_turns(MODES, args.rounds, f"{count} sequences"):
+        blocks[mode].append(runs[mode].block(num_sets))
+    ended = {mode: run.end() for mode, run in runs.items()}
+    check_same(ended, count)
     figures: dict[str, Any] = {}
-    for mode, run in runs.items():
+    for mode, found in blocks.items():
         figures[mode] = {
-            "tokens_per_s": statistics.median(run.rates),
-            "tokens_per_cpu_s": statistics.median(run.cpu_rates),
-            "blocks": run.rates,
+            "tokens_per_s": statistics.median(block.rate for block in found),
+            "tokens_per_cpu_s": statistics.median(block.cpu_rate for block in found),
+            "blocks": [block.rate for block in found],
         }
-        if run.metrics is not None:
-            figures[mode]["speculation"] = drafting(run.metrics)
-        run.engine.close()
-    check_same(runs, count)
-    metrics = runs["dynamic"].metrics
+        if (drafted := ended[mode].metrics) is not None:
+            figures[mode]["speculation"] = drafting(drafted)
+    pairs = zip(blocks["dynamic"], blocks["fixed"], strict=True)
+    ratios = [dynamic.rate / fixed.rate for dynamic, fixed in pairs]
+    figures["dynamic"]["over_fixed"] = statistics.median(ratios)
+    metrics = ended["dynamic"].metrics
     assert metrics is not None  # the mode drafts
     return figures, metrics
 
@@ -206,7 +300,9 @@ def main() -> None:
     parser.add_argument("--drafts", type=positive, default=5)
     parser.add_argument("--depth", type=int, default=1, help="scheduler.async_depth")
     parser.add_argument("--rounds", type=positive, default=5, help="blocks of each engine")
-    parser.add_argument("--block-s", type=float, default=6.0, help="seconds of a block")
+    parser.add_argument(
+        "--block-s", type=float, default=6.0, help="seconds of a block of the slowest mode"
+    )
     parser.add_argument("--json", type=Path)
     parser.add_argument("--svg", type=Path, help="picture of the rates")
     parser.add_argument("--metrics-svg", type=Path, help="picture of the largest dynamic run")
@@ -216,7 +312,7 @@ def main() -> None:
     found: dict[str, dict[str, Any]] = {}
     lines: dict[str, list[tuple[float, float]]] = {mode: [] for mode in MODES[1:]}
     print(f"{'sequences':>10} {'mode':<9}{'tokens/s':>10}{'x off':>8}{'/CPU s':>9}{'verified':>10}"
-          f"{'accepted':>10}{'planned':>9}")  # fmt: skip
+          f"{'accepted':>10}{'planned':>9}{'x fixed':>9}")  # fmt: skip
     for count in args.sequences:
         figures, metrics = measure(args, count)
         found[str(count)] = figures
@@ -231,6 +327,8 @@ def main() -> None:
                 planned = row["speculation"]["planned_share"]
                 cells += f"{means['verified']:>10.2f}{means['accepted']:>10.2f}"
                 cells += f"{100 * planned:>8.0f}%"
+            if mode == "dynamic":
+                cells += f"{row['over_fixed']:>9.3f}"
             print(cells, flush=True)
         if args.json:  # after each count, so that a run that is cut short leaves what it has
             write_json(args.json, "speculation", {"runs": found, "settings": settings})

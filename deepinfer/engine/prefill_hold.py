@@ -24,17 +24,30 @@ class PrefillHold:
             share: a hold ends when one of so many running sequences has left.
         """
         self._wait_steps, self._least_crowd, self._share = wait_steps, least_crowd, share
-        self._since = 0
-        self._few_enough = -1  # running sequences with which a hold ends; -1: there is none
+        self._since = self._few_enough = 0
+        self._head: object = None  # who did not fit; None: there is no hold
 
-    def begin(self, step: int, num_running: int) -> None:
-        """Hear that before `step` there was no room for the next in line."""
+    def begin(self, step: int, num_running: int, head: object) -> None:
+        """Hear that before `step` there was no room for the next in line.
+
+        Args:
+            step: number of the next step.
+            num_running: sequences that hold memory, those that have just ended among them.
+            head: the next in line.
+        """
         if num_running >= self._least_crowd and self._wait_steps:
-            self._since = step
+            self._since, self._head = step, head
             self._few_enough = num_running - max(1, num_running // self._share)
 
-    def is_on(self, step: int, num_running: int) -> bool:
-        """Whether newcomers wait in `step`."""
-        if num_running <= self._few_enough or step - self._since >= self._wait_steps:
-            self._few_enough = -1
-        return self._few_enough >= 0
+    def is_on(self, step: int, num_running: int, head: object) -> bool:
+        """Whether newcomers wait in `step`; somebody else at the head of the line does not.
+
+        Args:
+            step: number of the next step.
+            num_running: sequences that run.
+            head: the next in line.
+        """
+        is_over = num_running <= self._few_enough or step - self._since >= self._wait_steps
+        if is_over or head is not self._head:
+            self._head = None
+        return self._head is not None

@@ -187,12 +187,11 @@ class Scheduler:
             if awaits_loads or not sequence.is_loading:
                 chosen.append(self._chunk(sequence, budget))
                 budget -= chosen[-1].query_len
-        # With prefill to do in any case, or nobody to decode, nobody's step is saved by waiting.
-        waits = not (chosen or awaits_loads) and self._hold.is_on(
-            self._num_steps, len(self.running)
-        )
-        if self.waiting and not waits:
-            self._admit_waiting(chosen, budget, awaits_loads=awaits_loads)
+        if self.waiting:
+            waits = self._hold.is_on(self._num_steps, len(self.running), self.waiting[0])
+            # With prefill to do in any case, or nobody to decode, no step is saved by waiting.
+            if not waits or chosen or awaits_loads:
+                self._admit_waiting(chosen, budget, awaits_loads=awaits_loads)
         return chosen
 
     def _admit_waiting(
@@ -201,7 +200,8 @@ class Scheduler:
         num_owed = self._num_owed()
         while budget > 0 and self.waiting:
             if not self._admit(self.waiting[0], num_owed):
-                self._hold.begin(self._num_steps, len(self.running))
+                # Slots that are not given back yet count: their sequences have left already.
+                self._hold.begin(self._num_steps, self.slots.num_used, self.waiting[0])
                 return
             sequence = self.waiting.pop(0)
             if awaits_loads or not sequence.is_loading:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import save_file
 
 from deepinfer.device.errors import ConfigError
 from deepinfer_training import fake_quant
@@ -53,6 +54,11 @@ def test_a_file_gives_the_same_rows_back(own: OwnText, tmp_path: Path) -> None:
     own.save(tmp_path / "own.safetensors")
     again = OwnText.load([tmp_path / "own.safetensors"])
     assert all(torch.equal(left, right) for left, right in zip(own, again, strict=True))
+    both = OwnText.load([tmp_path / "own.safetensors"] * 2)
+    assert both.stops.tolist() == sorted([*own.stops.tolist()] * 2)
+    save_file({"ids": own.ids}, tmp_path / "other.safetensors")
+    with pytest.raises(ConfigError, match=r"has no tensors \['starts', 'stops'\]"):
+        OwnText.load([tmp_path / "other.safetensors"])
     with pytest.raises(ConfigError, match="own_text writes it"):
         OwnText.load([tmp_path / "none.safetensors"])
 

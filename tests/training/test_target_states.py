@@ -124,8 +124,41 @@ def test_every_row_comes_once_before_any_comes_again(
     assert len(set(seen[:8])) == 8
     assert sorted(seen) == sorted(seen[:8] * 4)
     assert trainer.held_accepted() is not None
-    with pytest.raises(ConfigError, match="expected fewer"):
-        trainer.take_own(own, held=10)
+    for held in (10, -1):
+        with pytest.raises(ConfigError, match=f"held is {held}; expected 0 to 9"):
+            trainer.take_own(own, held=held)
+    foreign = own._replace(ids=own.ids + model.arch.vocab_size)
+    with pytest.raises(ConfigError, match="let this model write it"):
+        trainer.take_own(foreign)
+
+
+def test_without_a_file_the_target_continues_training_text(model: Model, data: Path) -> None:
+    trainer = DraftTrainer(
+        model, initial_drafter(model.parameters, model.arch, 1, CPU), SequenceSource(data, 2), 1,
+        DraftObjective(), Speed(),
+    )  # fmt: skip
+    # 96 + 96 tokens and a block are no whole number of tiles.
+    trainer.take_own(trainer.write_own(4, 96, 96), held=1)
+    assert trainer.own_step(2, 4, 0.5).total.isfinite()
+    assert trainer.held_accepted() is not None
+
+
+def test_rows_of_a_part_may_all_be_short(model: Model, parameters: dict[str, torch.Tensor]) -> None:
+    own = OwnText.join([[5, 6], [7, 8, 9]], [[10] * 4, [11] * 30], model.arch)
+    states = TargetStates.of(model, own)
+    short, both = (
+        drafts_along(parameters, model, states.rows(torch.arange(count))) for count in (1, 2)
+    )
+    assert short[0].shape[1] == both[0].shape[1]
+    assert short[0][0].tolist() == both[0][0].tolist()
+    assert short[1][0].tolist()[:4] == [3, 2, 1, 0]
+
+
+def test_weights_of_losses_are_numbers_from_0() -> None:
+    with pytest.raises(ConfigError, match=r"distance is -0.5; expected a number from 0"):
+        DraftObjective(distance=-0.5)
+    with pytest.raises(ConfigError, match="sharp_temperature is 0"):
+        DraftObjective(sharp_temperature=0.0)
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="a capture works there")  # noqa: TID251

@@ -30,13 +30,6 @@ class Rollouts:
     features: Tensor
     domains: Tensor
 
-    def rows(self, chosen: Tensor) -> Rollouts:
-        """The answers where `chosen` [B] is true."""
-        return Rollouts(
-            self.accepted[chosen], self.num_left[chosen], self.features[chosen],
-            self.domains[chosen],
-        )  # fmt: skip
-
     def tensors(self) -> dict[str, Tensor]:
         """The fields by name, for a file."""
         return {field.name: getattr(self, field.name) for field in fields(self)}

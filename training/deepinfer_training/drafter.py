@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from deepinfer.device.errors import ConfigError
 from deepinfer_training import attention, fused, mhc, moe
 from deepinfer_training.architecture import Architecture
 from deepinfer_training.fake_quant import Numerics
@@ -272,6 +273,13 @@ class DraftObjective:
     distance: float = 0.9
     sharp_distance: float = 0.0
     sharp_temperature: float = 0.4
+
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            if not (value := getattr(self, field.name)) >= 0.0:
+                raise ConfigError(f"{field.name} is {value}; expected a number from 0")
+        if self.sharp_temperature == 0.0:
+            raise ConfigError("sharp_temperature is 0; expected a number above 0")
 
 
 class DraftLoss(NamedTuple):

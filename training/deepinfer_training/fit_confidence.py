@@ -4,9 +4,9 @@
         --checkpoint CHECKPOINT
 
 The drafter's training teaches the head the overlap of two distributions at temperature 1, on text
-that is mostly not the model's own. Here the engine writes greedy answers with the exported
-checkpoint, in normative numerics, and the head learns which drafts they accept: a logistic
-regression that starts at the trained head and pays for calibration errors. Writes
+drawn at several temperatures. Here the engine writes greedy answers with the exported checkpoint,
+in normative numerics, and the head learns which drafts they accept: a logistic regression that
+starts at the trained head, or at 0, and pays for calibration errors. Writes
 RUN/drafter-*.safetensors anew (the head is all that changes) and RUN/sts.json; export again
 afterwards. Needs the engine, no GPU.
 
@@ -29,7 +29,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from torch.nn.functional import binary_cross_entropy_with_logits
 
-from deepinfer.device.errors import DeepInferError
+from deepinfer.device.errors import ConfigError, DeepInferError
 from deepinfer.engine.outputs import RequestOutput
 from deepinfer_training import calibration, fake_quant
 from deepinfer_training import rollouts as greedy
@@ -47,7 +47,7 @@ from deepinfer_training.weights import rounded_parameters
 
 # The weights below were chosen on a quarter of the TRAIN answers, the head fitted to the others.
 _SEEDS = {Split.TRAIN: 11, Split.DEV: 12}
-# Pulls towards the start: some ten thousand drafts must not turn 288 weights freely.
+# Pulls towards the start: some hundred thousand places must not turn 288 weights freely.
 _STAY_WEIGHT = 0.001
 # A linear head without bias fits the likelihood best where it is off by some percent for some
 # confidences; being off is a loss of its own.
@@ -157,6 +157,23 @@ class Answered:
         """Read what `save` wrote."""
         return cls(**json.loads(file.read_text(encoding="utf-8")))
 
+    def check(self, file: Path, per_domain: int, max_tokens: int) -> None:
+        """Refuse answers to something else than is asked for.
+
+        Raises:
+            ConfigError: `file`, which they are from, has more or fewer, or longer ones.
+        """
+        count, wanted = len(self.asked), per_domain * len(DOMAINS)
+        if count != wanted:
+            raise ConfigError(
+                f"{file} has {count} answers, per_domain {per_domain} asks for {wanted}; remove it "
+                f"or give --per-domain {count // len(DOMAINS)}"
+            )
+        if (longest := max(map(len, self.answers))) > max_tokens:
+            raise ConfigError(
+                f"{file} has answers of {longest} tokens, max_tokens is {max_tokens}; remove it"
+            )
+
     def save(self, file: Path) -> None:
         """Write a JSON file."""
         file.write_text(json.dumps(asdict(self)) + "\n", encoding="utf-8")
@@ -228,7 +245,9 @@ def main() -> int:
         kept = args.run / f"answers-{split.name.lower()}.json"
         if kept.is_file():
             say(f"answers to {what}: those of {kept}; remove it after a change of the backbone")
-            return Answered.load(kept)
+            made = Answered.load(kept)
+            made.check(kept, args.per_domain, args.max_tokens)
+            return made
         say(f"answers to {what}: {args.per_domain} prompts of each domain")
         made = Answered.of_split(
             source, args.checkpoint, split, args.per_domain, args.max_tokens, args.backend
@@ -248,10 +267,16 @@ def main() -> int:
         fitter = Fitter(arch, read_token_map(args.data), args.run)
         found = {}
         for split, given in answers.items():
-            kept = args.run / f"rollouts-{split.name.lower()}.safetensors"
+            side = arch.confidence_head_input
+            kept = args.run / f"rollouts-{split.name.lower()}-{side}.safetensors"
             if kept.is_file():
                 say(f"drafts: those of {kept}; remove it after a change of the drafter")
                 found[split] = Rollouts(**load_file(kept))
+                if (count := len(found[split].accepted)) != len(given.asked):
+                    raise ConfigError(
+                        f"{kept} has drafts along {count} answers, there are {len(given.asked)}; "
+                        "remove it"
+                    )
                 continue
             say(f"drafts along {len(given.asked)} answers")
             found[split] = fitter.rollouts(given)

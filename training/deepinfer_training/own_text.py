@@ -51,7 +51,7 @@ class OwnText(NamedTuple):
         pairs.sort(key=lambda pair: len(pair[0]) + len(pair[1]))
         starts = torch.tensor([len(p) for p, _ in pairs])
         stops = starts + torch.tensor([len(a) for _, a in pairs])
-        length = _whole_tiles(int(stops.max()) + arch.dspark_block_size, arch)
+        length = whole_tiles(int(stops.max()) + arch.dspark_block_size, arch)
         ids = torch.full((len(pairs), length), arch.pad_token_id)
         for row, (prompt, answer) in enumerate(pairs):
             ids[row, : len(prompt) + len(answer)] = torch.tensor([*prompt, *answer])
@@ -62,13 +62,18 @@ class OwnText(NamedTuple):
         """Read what `save` wrote, into one, shortest rows first.
 
         Raises:
-            ConfigError: one of the files does not exist.
+            ConfigError: one of the files does not exist, or holds something else.
         """
         parts = []
         for file in files:
             if not file.is_file():
                 raise ConfigError(f"{file} does not exist; deepinfer_training.own_text writes it")
             parts.append(load_file(file))
+            if missing := {"ids", "starts", "stops"} - parts[-1].keys():
+                raise ConfigError(
+                    f"{file} has no tensors {sorted(missing)}; expected one that "
+                    "deepinfer_training.own_text wrote"
+                )
         longest = max(part["ids"].shape[1] for part in parts)
         # A row is padded behind its end: the token there is the padding's.
         ids = torch.cat(
@@ -93,15 +98,16 @@ class OwnText(NamedTuple):
         """Rows first .. first + count - 1, cut behind the longest."""
         rows = slice(first, first + count)
         longest = int(self.stops[rows].max()) + arch.dspark_block_size
-        ids = self.ids[rows, : _whole_tiles(longest, arch)].long()
+        ids = self.ids[rows, : whole_tiles(longest, arch)].long()
         return OwnText(ids, self.starts[rows], self.stops[rows])
 
     def fitting(self, first: int, num_tokens: int, arch: Architecture) -> OwnText:
         """As many rows from `first` on as make up `num_tokens` with their padding; one at least."""
-        count = min(num_tokens // _whole_tiles(1, arch), len(self.ids) - first)
+        count = min(num_tokens // whole_tiles(1, arch), len(self.ids) - first)
         longest = self.stops[first : first + count] + arch.dspark_block_size
-        tile = _whole_tiles(1, arch)
-        sizes = (longest + tile - 1) // tile * tile * torch.arange(1, count + 1)
+        tile = whole_tiles(1, arch)
+        rows = torch.arange(1, count + 1, device=longest.device)
+        sizes = (longest + tile - 1) // tile * tile * rows
         return self.part(first, max(1, int((sizes <= num_tokens).sum())), arch)
 
     def documents(self) -> Tensor:
@@ -110,7 +116,8 @@ class OwnText(NamedTuple):
         return (place >= self.stops.unsqueeze(1)).long()
 
 
-def _whole_tiles(length: int, arch: Architecture) -> int:
+def whole_tiles(length: int, arch: Architecture) -> int:
+    """The next length that a forward takes."""
     tile = 2 * arch.sliding_window
     return -(-length // tile) * tile
 

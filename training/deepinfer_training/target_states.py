@@ -127,7 +127,9 @@ def drafts_along(
         states: the answers.
     """
     arch, device = target.arch, target.device
-    steps = torch.arange(int(states.num_anchors.max()) - 1, device=device)
+    # As many columns whatever the rows: those of a part may all be short.
+    longest = states.ids.shape[1] - states.window - arch.dspark_block_size
+    steps = torch.arange(longest - 1, device=device)
     # The first anchor is the answer's first token, which comes without a draft.
     left = (states.num_anchors.unsqueeze(1) - 1 - steps).clamp_min(0)
     last = (states.num_anchors - 1).unsqueeze(1)

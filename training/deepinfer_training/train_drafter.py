@@ -30,7 +30,7 @@ from deepinfer_training.draft_step import DraftInputs, DraftLossFunction
 from deepinfer_training.drafter import DraftLoss, DraftObjective, initial_drafter
 from deepinfer_training.evaluation import Model
 from deepinfer_training.optimizer import adamw, set_rate
-from deepinfer_training.own_text import OwnText
+from deepinfer_training.own_text import OwnText, whole_tiles
 from deepinfer_training.parameters import Part, load_master, save_master
 from deepinfer_training.run_log import RunLog
 from deepinfer_training.sampler import continue_prompts
@@ -140,7 +140,8 @@ class DraftTrainer:
         size, window = self.target.arch.dspark_block_size, self.target.arch.sliding_window
         # The prompt's text is drafted as well, from where its window is full on.
         starts = torch.full((prompts,), window, device=ids.device)
-        padded = pad(ids, (0, size), value=self.target.arch.pad_token_id)
+        behind = whole_tiles(ids.shape[1] + size, self.target.arch) - ids.shape[1]
+        padded = pad(ids, (0, behind), value=self.target.arch.pad_token_id)
         return OwnText(padded, starts, torch.full_like(starts, ids.shape[1]))
 
     def take_own(
@@ -153,10 +154,17 @@ class DraftTrainer:
             held: rows that no step sees, for `held_accepted`.
             tell: called with the number of rows done.
         Raises:
-            ConfigError: no row would be left.
+            ConfigError: no row would be left, or the text is of another vocabulary.
         """
-        if held >= len(own.ids):
-            raise ConfigError(f"{held} rows held out of {len(own.ids)}; expected fewer")
+        if not 0 <= held < len(own.ids):
+            raise ConfigError(
+                f"held is {held}; expected 0 to {len(own.ids) - 1}, fewer than the rows of own text"
+            )
+        if (largest := int(own.ids.max())) >= self.target.arch.vocab_size:
+            raise ConfigError(
+                f"own text has token {largest}, the model {self.target.arch.vocab_size} tokens; "
+                "let this model write it"
+            )
         states = TargetStates.of(self.target, own, tell)
         order = torch.randperm(len(states), generator=self._generator, device=self.target.device)
         self._own, self._held = states, states.rows(order[:held]) if held else None
@@ -165,7 +173,7 @@ class DraftTrainer:
     def own_step(self, count: int, num_anchors: int, progress: float) -> DraftLoss:
         """One update on rows of the target's own text; every row once before any comes again."""
         assert self._own is not None  # written before the first step
-        if len(self._order) < count:
+        while len(self._order) < count:
             device = self.target.device
             again = torch.randperm(len(self._seen), generator=self._generator, device=device)
             self._order = torch.cat((self._order, self._seen[again]))
@@ -327,6 +335,8 @@ def main() -> int:
     parser.add_argument("--sharp-distance", type=float, default=weights.sharp_distance,
                         help="weight of the distance at a low temperature")  # fmt: skip
     args = parser.parse_args()
+    if not args.minutes > 0:
+        parser.error(f"--minutes is {args.minutes}; expected a number above 0")
     device = pick_device(args.device)
     try:
         batches = DraftBatches(

@@ -148,9 +148,12 @@ def test_drafts_of_the_bundled_checkpoint_are_planned_with_costs_from_a_file(
             config = override(config, {"speculation.cost_table": costs})
         engine = LLMEngine.from_config(config, backend=backend)
         try:
-            for index, name in enumerate(("farmer", "fox", "king")):
-                engine.add_request(f"r{index}", f"Once upon a time there was a {name}",
-                                   SamplingParams(temperature=0.0, max_tokens=24))  # fmt: skip
+            params = SamplingParams(temperature=0.0, max_tokens=24)
+            # Of tales the drafter is so sure that nothing is worth cutting.
+            for index, prompt in enumerate(
+                ("Once upon a time there was a farmer", "The ship went on, and", "def read(self")
+            ):
+                engine.add_request(f"r{index}", prompt, params)
             results = collect(engine)
             metrics = engine.speculation
         finally:

@@ -18,21 +18,51 @@ CROWD = 32
 
 
 def test_a_hold_ends_when_a_share_has_left_or_after_its_steps() -> None:
-    hold = PrefillHold(10)
-    assert not hold.is_on(0, CROWD)
-    hold.begin(5, CROWD)
-    assert hold.is_on(5, CROWD)
-    assert hold.is_on(14, CROWD - 3)
-    assert not hold.is_on(15, CROWD - 3)
-    assert not hold.is_on(5, CROWD), "over is over"
-    hold.begin(20, CROWD)
-    assert not hold.is_on(21, CROWD - 4)
+    hold, head = PrefillHold(10), object()
+    assert not hold.is_on(0, CROWD, head)
+    hold.begin(5, CROWD, head)
+    assert hold.is_on(5, CROWD, head)
+    assert hold.is_on(14, CROWD - 3, head)
+    assert not hold.is_on(15, CROWD - 3, head)
+    assert not hold.is_on(5, CROWD, head), "over is over"
+    hold.begin(20, CROWD, head)
+    assert not hold.is_on(21, CROWD - 4, head)
 
 
 def test_small_crowds_and_no_wait_hold_nobody() -> None:
     for hold, crowd in ((PrefillHold(10), 15), (PrefillHold(0), CROWD)):
-        hold.begin(0, crowd)
-        assert not hold.is_on(0, crowd)
+        hold.begin(0, crowd, hold)
+        assert not hold.is_on(0, crowd, hold)
+
+
+def test_somebody_else_at_the_head_of_the_line_is_tried() -> None:
+    hold, large, urgent = PrefillHold(10), object(), object()
+    hold.begin(0, CROWD, large)
+    assert hold.is_on(1, CROWD, large)
+    assert not hold.is_on(2, CROWD, urgent)
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+def test_room_that_is_not_given_back_yet_begins_no_hold(depth: int) -> None:
+    null = null_engine(
+        overrides={
+            "scheduler.max_num_seqs": 64, "scheduler.async_depth": depth, "cache.num_blocks": 2000,
+        }
+    )  # fmt: skip
+    engine = null.engine
+    params = SamplingParams(temperature=0.0, max_tokens=100, ignore_eos=True)
+    for number in range(64 + 40):
+        engine.add_request(f"r{number}", [60] * 4, params)
+    for _ in range(8):
+        engine.step()
+    assert engine.stats().num_waiting == 40
+    for number in range(44):
+        engine.abort(f"r{number}")
+    # Twenty still run; the slots of the others are free when what is in flight is collected.
+    for _ in range(depth + 2):
+        engine.step()
+    assert engine.stats().num_waiting == 0
+    null.run()
 
 
 def answers(
