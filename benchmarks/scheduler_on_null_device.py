@@ -94,20 +94,14 @@ def idle_share(host_share: float, depth: int, num_tokens: int, trace: Path | Non
     return host.totals.idle_share
 
 
-class StepKinds:
-    """Span sink that counts the steps on the device by kind."""
-
-    def __init__(self) -> None:
-        self.counts: Counter[StepKind] = Counter()
-        self._last = -1
+class Sink:
+    """Span sink that keeps nothing."""
 
     def host(self, span: HostSpan) -> None:
         pass
 
     def device(self, span: DeviceSpan) -> None:
-        if span.scheduled.step != self._last:
-            self._last = span.scheduled.step
-            self.counts[span.scheduled.kind] += 1
+        pass
 
     def idle(self, begin_us: float, end_us: float) -> None:
         pass
@@ -117,6 +111,19 @@ class StepKinds:
 
     def close(self) -> None:
         pass
+
+
+class StepKinds(Sink):
+    """Counts the steps on the device by kind."""
+
+    def __init__(self) -> None:
+        self.counts: Counter[StepKind] = Counter()
+        self._last = -1
+
+    def device(self, span: DeviceSpan) -> None:
+        if span.scheduled.step != self._last:
+            self._last = span.scheduled.step
+            self.counts[span.scheduled.kind] += 1
 
 
 def full_batch(wait_steps: int) -> dict[str, float]:
@@ -146,8 +153,8 @@ def full_batch(wait_steps: int) -> dict[str, float]:
     }
 
 
-class PhaseTimes:
-    """Span sink that keeps the host's own time of each phase, one entry a step."""
+class PhaseTimes(Sink):
+    """Keeps the host's own time of each phase, one entry a step."""
 
     def __init__(self) -> None:
         self.own_us: dict[Phase, list[float]] = {phase: [] for phase in Phase}
@@ -161,18 +168,6 @@ class PhaseTimes:
         elif span.phase in (Phase.WAIT, Phase.COMMIT, Phase.CONTROLS):
             self._inner_us += own_us
         self.own_us[span.phase].append(own_us)
-
-    def device(self, span: object) -> None:
-        pass
-
-    def idle(self, begin_us: float, end_us: float) -> None:
-        pass
-
-    def mark(self, text: str, time_us: float) -> None:
-        pass
-
-    def close(self) -> None:
-        pass
 
 
 def host_cost_us(num_seqs: int, depth: int, num_steps: int) -> dict[str, float]:

@@ -205,24 +205,26 @@ class Contender:
         )
         self._process.start()
         theirs.close()
-        self._receive()
+        self._receive()  # it has begun
 
     def block(self, num_sets: int) -> Block:
         """Its turn."""
         self._pipe.send(num_sets)
-        block: Block = self._receive()
+        block = self._receive()
+        assert isinstance(block, Block)  # for a number of sets
         return block
 
     def end(self) -> Ended:
         """Close the engine."""
         self._pipe.send(0)
-        ended: Ended = self._receive()
+        ended = self._receive()
+        assert isinstance(ended, Ended)  # for 0
         self._process.join()
         return ended
 
-    def _receive(self) -> Any:  # noqa: ANN401  (what `_serve` sends)
+    def _receive(self) -> Block | Ended | None:
         try:
-            answer = self._pipe.recv()
+            answer: Block | Ended | DeepInferError | None = self._pipe.recv()
         except EOFError:
             sys.exit(f"the engine of mode {self._mode} has ended; its error stands above")
         if isinstance(answer, DeepInferError):

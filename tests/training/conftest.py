@@ -13,11 +13,17 @@ import torch
 from tokenizers import Tokenizer
 
 from deepinfer.evaluation.heldout import read_heldout
+from deepinfer_training import fake_quant
+from deepinfer_training.architecture import Architecture
+from deepinfer_training.evaluation import Model
 from deepinfer_training.natural_text import DOMAIN_SOURCES, INDEX_FILE, TOKENS_FILE
+from deepinfer_training.parameters import Part, initial_parameters
+from deepinfer_training.sequence_plan import Planner
 
 ROOT = Path(__file__).resolve().parents[2]
 CHECKPOINT = ROOT / "checkpoints" / "tiny-v41"
 CONFIGS = ROOT / "training" / "configs"
+CPU = torch.device("cpu")
 
 
 @pytest.fixture(autouse=True)
@@ -46,3 +52,14 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     tokens = np.array(ids * len(sources), np.uint16)
     (folder / TOKENS_FILE).write_bytes(lzma.compress(tokens.tobytes(), preset=0))
     return folder
+
+
+@pytest.fixture(scope="session")
+def model() -> Model:
+    """A random target in fp32."""
+    arch = Architecture.from_json(CONFIGS / "smoke.json")
+    parameters = {n: v.detach() for n, v in initial_parameters(arch, Part.BACKBONE, 1, CPU).items()}
+    # Peaked enough that greedy drafts of an untrained drafter sometimes match.
+    parameters["head.weight"] = parameters["embed.weight"] * 4
+    planner = Planner(arch, torch.zeros(arch.vocab_size, dtype=torch.int64), CPU)
+    return Model(parameters, arch, planner, fake_quant.FULL_PRECISION, CPU)

@@ -7,13 +7,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from deepinfer_training import calibration, fake_quant, rollouts
-from deepinfer_training.architecture import Architecture
+from deepinfer_training import calibration, rollouts
 from deepinfer_training.drafter import Anchors, Drafts, initial_drafter
 from deepinfer_training.evaluation import Model
-from deepinfer_training.parameters import Part, initial_parameters
 from deepinfer_training.sampler import continue_prompts
-from deepinfer_training.sequence_plan import Planner
 from deepinfer_training.sequences import DOMAINS, SequenceSource, Split
 
 CONFIG = Path(__file__).resolve().parents[2] / "training" / "configs" / "smoke.json"
@@ -38,16 +35,6 @@ def test_prompts_end_where_a_user_would_wait(source: SequenceSource) -> None:
         if DOMAINS[domain] == "recall":
             # Some recall documents only ask for what nobody has stated.
             assert spoken.endswith("?\nAnswer:") or "Question:" not in spoken
-
-
-@pytest.fixture(scope="module")
-def model() -> Model:
-    arch = Architecture.from_json(CONFIG)
-    parameters = {n: v.detach() for n, v in initial_parameters(arch, Part.BACKBONE, 1, CPU).items()}
-    # Peaked enough that greedy drafts of an untrained drafter sometimes match.
-    parameters["head.weight"] = parameters["embed.weight"] * 4
-    planner = Planner(arch, torch.zeros(arch.vocab_size, dtype=torch.int64), CPU)
-    return Model(parameters, arch, planner, fake_quant.FULL_PRECISION, CPU)
 
 
 def test_drafts_are_verified_against_the_answer_and_stop_at_its_end(model: Model) -> None:

@@ -8,15 +8,12 @@ import pytest
 import torch
 
 from deepinfer.device.errors import ConfigError
-from deepinfer_training import fake_quant, rollouts
-from deepinfer_training.architecture import Architecture
+from deepinfer_training import rollouts
 from deepinfer_training.captured_step import EagerStep, StepMaker
 from deepinfer_training.draft_step import DraftInputs, DraftLossFunction
 from deepinfer_training.drafter import DraftObjective, initial_drafter
 from deepinfer_training.evaluation import Model
 from deepinfer_training.own_text import OwnText
-from deepinfer_training.parameters import Part, initial_parameters
-from deepinfer_training.sequence_plan import Planner
 from deepinfer_training.sequences import SequenceSource
 from deepinfer_training.speed import Speed
 from deepinfer_training.target_states import TargetStates, drafts_along
@@ -24,16 +21,6 @@ from deepinfer_training.train_drafter import DraftTrainer
 
 CONFIG = Path(__file__).resolve().parents[2] / "training" / "configs" / "smoke.json"
 CPU = torch.device("cpu")
-
-
-@pytest.fixture(scope="module")
-def model() -> Model:
-    arch = Architecture.from_json(CONFIG)
-    parameters = {n: v.detach() for n, v in initial_parameters(arch, Part.BACKBONE, 1, CPU).items()}
-    # Peaked enough that drafts of an untrained drafter sometimes match.
-    parameters["head.weight"] = parameters["embed.weight"] * 4
-    planner = Planner(arch, torch.zeros(arch.vocab_size, dtype=torch.int64), CPU)
-    return Model(parameters, arch, planner, fake_quant.FULL_PRECISION, CPU)
 
 
 @pytest.fixture(scope="module")

@@ -66,7 +66,7 @@ def test_room_that_is_not_given_back_yet_begins_no_hold(depth: int) -> None:
 
 
 def answers(
-    wait_steps: int, depth: int, **more: object
+    monkeypatch: pytest.MonkeyPatch, wait_steps: int, depth: int, **more: object
 ) -> tuple[dict[str, RequestOutput], Counter[StepKind]]:
     """160 requests of unequal length through 32 places, and the steps by kind."""
     options: dict[str, object] = {
@@ -84,7 +84,7 @@ def answers(
         kinds[step.kind] += 1
         return step, starved
 
-    null.engine._scheduler.schedule = counted  # type: ignore[method-assign]
+    monkeypatch.setattr(null.engine._scheduler, "schedule", counted)
     for number in range(160):
         params = SamplingParams(
             temperature=0.0, max_tokens=20 + number * 7 % 41, ignore_eos=True, seed=number
@@ -94,9 +94,11 @@ def answers(
 
 
 @pytest.mark.parametrize("depth", [0, 1, 2])
-def test_a_full_batch_is_interrupted_less_often_and_says_the_same(depth: int) -> None:
-    at_once, often = answers(0, depth)
-    together, seldom = answers(16, depth)
+def test_a_full_batch_is_interrupted_less_often_and_says_the_same(
+    depth: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    at_once, often = answers(monkeypatch, 0, depth)
+    together, seldom = answers(monkeypatch, 16, depth)
     assert len(together) == 160
     for name, output in at_once.items():
         assert together[name].outputs[0].token_ids == output.outputs[0].token_ids
@@ -105,9 +107,9 @@ def test_a_full_batch_is_interrupted_less_often_and_says_the_same(depth: int) ->
     assert seldom[StepKind.DECODE] < 1.2 * often[StepKind.DECODE]
 
 
-def test_where_memory_is_short_it_is_the_same() -> None:
-    at_once, often = answers(0, 1, **{"cache.num_blocks": 200})
-    together, seldom = answers(16, 1, **{"cache.num_blocks": 200})
+def test_where_memory_is_short_it_is_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    at_once, often = answers(monkeypatch, 0, 1, **{"cache.num_blocks": 200})
+    together, seldom = answers(monkeypatch, 16, 1, **{"cache.num_blocks": 200})
     for name, output in at_once.items():
         assert together[name].outputs[0].token_ids == output.outputs[0].token_ids
     assert seldom[StepKind.PREFILL] < often[StepKind.PREFILL]
