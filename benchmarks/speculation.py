@@ -243,6 +243,8 @@ def _serve(pipe: Connection, args: argparse.Namespace, mode: str, count: int, co
         pipe.send(Ended(run.answers, run.metrics))
     except DeepInferError as error:
         pipe.send(error)
+    except EOFError:
+        return  # another engine was refused, and the command has ended
 
 
 def check_same(ended: dict[str, Ended], count: int) -> None:

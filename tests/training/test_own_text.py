@@ -59,6 +59,9 @@ def test_a_file_gives_the_same_rows_back(own: OwnText, tmp_path: Path) -> None:
     save_file({"ids": own.ids}, tmp_path / "other.safetensors")
     with pytest.raises(ConfigError, match=r"has no tensors \['starts', 'stops'\]"):
         OwnText.load([tmp_path / "other.safetensors"])
+    (tmp_path / "text.safetensors").write_text("once upon a time, there was no header")
+    with pytest.raises(ConfigError, match="is no safetensors file"):
+        OwnText.load([tmp_path / "text.safetensors"])
     with pytest.raises(ConfigError, match="own_text writes it"):
         OwnText.load([tmp_path / "none.safetensors"])
 

@@ -76,6 +76,30 @@ def test_losses_are_those_of_a_fresh_forward(
         torch.testing.assert_close(got, wanted, rtol=1e-4, atol=1e-5)
 
 
+def test_every_weight_of_the_objective_counts(
+    model: Model,
+    parameters: dict[str, torch.Tensor],
+    rows: tuple[list[list[int]], list[list[int]]],
+) -> None:
+    states = TargetStates.of(model, OwnText.join(*rows, model.arch))
+    inputs = states.at_random(8, torch.Generator().manual_seed(1))
+
+    def total(*weights: float) -> float:
+        objective = DraftObjective(*weights)
+        longest = inputs.ids.shape[1]
+        loss = DraftLossFunction(parameters, model, model.numerics, objective, longest)(inputs)
+        return float((loss.total - loss.confidence).detach())
+
+    assert total(0.0, 0.0, 0.0) == pytest.approx(0.0, abs=1e-5)
+    by_itself = [total(1.0, 0.0, 0.0), total(0.0, 1.0, 0.0), total(0.0, 0.0, 1.0)]
+    assert min(by_itself) > 0.1
+    assert total(0.1, 0.5, 0.4) == pytest.approx(
+        0.1 * by_itself[0] + 0.5 * by_itself[1] + 0.4 * by_itself[2], rel=1e-4
+    )
+    # At a temperature of 1 both distances are the same.
+    assert total(0.0, 0.0, 1.0, 1.0) == pytest.approx(by_itself[1], rel=1e-5)
+
+
 def test_drafts_along_answers_are_those_of_rollouts(
     model: Model,
     parameters: dict[str, torch.Tensor],

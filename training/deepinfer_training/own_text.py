@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 from torch.nn.functional import pad
@@ -68,7 +69,13 @@ class OwnText(NamedTuple):
         for file in files:
             if not file.is_file():
                 raise ConfigError(f"{file} does not exist; deepinfer_training.own_text writes it")
-            parts.append(load_file(file))
+            try:
+                parts.append(load_file(file))
+            except SafetensorError as error:
+                raise ConfigError(
+                    f"{file} is no safetensors file ({error}); deepinfer_training.own_text "
+                    "writes one"
+                ) from error
             if missing := {"ids", "starts", "stops"} - parts[-1].keys():
                 raise ConfigError(
                     f"{file} has no tensors {sorted(missing)}; expected one that "

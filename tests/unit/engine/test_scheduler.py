@@ -333,3 +333,22 @@ def test_one_that_outgrows_the_whole_cache_is_handed_back() -> None:
     run_step(scheduler)
     scheduled, starved = scheduler.schedule()
     assert (scheduled.kind, starved) == (StepKind.EMPTY, [sequence])
+
+
+def test_newcomers_do_not_wait_for_company_while_nobody_decodes() -> None:
+    scheduler = make_scheduler([], wait_steps=16)
+    short, other, large = make_sequence(0, 4, max_len=6), make_sequence(1, 8), make_sequence(2, 12)
+    for sequence in (short, other, large):
+        scheduler.add(sequence)
+    while large.status is SequenceStatus.WAITING and short.num_output_tokens < 1:
+        run_step(scheduler)
+    run_step(scheduler)
+    assert large.status is SequenceStatus.WAITING  # no room: it waits for the others to leave
+    scheduled, _ = scheduler.schedule()
+    assert scheduled.kind is StepKind.DECODE
+    assert not short.decodes_next, "its last token is in flight"
+    scheduler.finish(other)
+    scheduler.collected(scheduled.step)  # gives the memory of the other back
+    scheduled, _ = scheduler.schedule()
+    assert scheduled.kind is StepKind.PREFILL
+    assert [metadata.sequence for metadata in scheduled.sequences] == [large]
