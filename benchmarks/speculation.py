@@ -2,14 +2,16 @@
 
 For each number of sequences one engine of each mode decodes the same prompts greedily: beginnings
 of held-out texts of several domains, and of tales. Each has a process of its own, because two
-OpenMP teams in one process slow each other down. They take turns in blocks of the same prompts, so
-that a noisy machine hits all of them; a block answers one set after another until answers have 64
-tokens in the mean; prefill is not timed. The first block of each engine, in which graphs are
-captured and plans watched, is not counted. All must give the same tokens.
+OpenMP teams in one process slow each other down. They take turns in blocks of the same prompts: a
+machine has slow spells of a minute, and hits all of them. A block answers one set after another
+until answers have 64 tokens in the mean; prefill is not timed. The first block of each engine, in
+which graphs are captured and plans watched, is not counted. All must give the same tokens. All of
+that is done several times, because a process may be some percent slower than another like it for
+as long as it lives.
 Printed are tokens per second (median of the blocks), the same per second of the process's CPU time,
-which other processes disturb less where the model runs on the CPU, the median over the rounds of
-dynamic over fixed, and per sequence and step the verified and accepted drafts. Costs are measured
-once for each number of sequences, before anything is timed.
+per sequence and step the verified and accepted drafts, and dynamic over fixed: the median over the
+rounds of each start, the mean of starts, and their range. Costs are measured once for each number
+of sequences, before anything is timed.
 
     python -m benchmarks.speculation --json FILE.json --svg FILE.svg
     python -m benchmarks.speculation --backend cuda_sm100 --block-s 4
@@ -262,37 +264,68 @@ def check_same(ended: dict[str, Ended], count: int) -> None:
                 sys.exit(f"{count} sequences: {mode} gives other tokens than off for {name}")
 
 
-def measure(args: argparse.Namespace, count: int) -> tuple[dict[str, Any], SpeculationMetrics]:
-    """Figures of each mode for one number of sequences, and the metrics of dynamic."""
-    with tempfile.TemporaryDirectory() as folder:
-        print(f"  {count} sequences: costs and prompts", file=sys.stderr, flush=True)
-        costs = Path(folder) / "costs.json"
-        runs = {mode: Contender(args, mode, count, costs) for mode in MODES}
+class Race(NamedTuple):
+    """What engines of all modes, begun together, have done by turns.
+
+    Attributes:
+        blocks: of each mode.
+        ended: what each one leaves.
+    """
+
+    blocks: dict[str, list[Block]]
+    ended: dict[str, Ended]
+
+    @property
+    def over_fixed(self) -> float:
+        """Dynamic over fixed, median over the rounds."""
+        pairs = zip(self.blocks["dynamic"], self.blocks["fixed"], strict=True)
+        return statistics.median(dynamic.rate / fixed.rate for dynamic, fixed in pairs)
+
+    def metrics(self, mode: str) -> SpeculationMetrics:
+        metrics = self.ended[mode].metrics
+        assert metrics is not None  # the mode drafts
+        return metrics
+
+
+def race(args: argparse.Namespace, count: int, costs: Path, label: str) -> Race:
+    """Begin an engine of each mode and let them take turns."""
+    print(f"  {label}: costs and prompts", file=sys.stderr, flush=True)
+    runs = {mode: Contender(args, mode, count, costs) for mode in MODES}
     # As many as the slowest mode answers in that time; the block does not count, nor those of the
     # others in which plans are watched.
     num_sets = max(1, round(args.block_s / runs["off"].block(1).seconds))
     blocks: dict[str, list[Block]] = {mode: [] for mode in MODES}
     for mode in MODES:
         runs[mode].block(num_sets)
-    for mode in in_turns(MODES, args.rounds, f"{count} sequences"):
+    for mode in in_turns(MODES, args.rounds, label):
         blocks[mode].append(runs[mode].block(num_sets))
     ended = {mode: run.end() for mode, run in runs.items()}
     check_same(ended, count)
+    return Race(blocks, ended)
+
+
+def measure(args: argparse.Namespace, count: int) -> tuple[dict[str, Any], SpeculationMetrics]:
+    """Figures of each mode for one number of sequences, and the newest metrics of dynamic."""
+    with tempfile.TemporaryDirectory() as folder:
+        costs = Path(folder) / "costs.json"
+        races = [
+            race(args, count, costs, f"{count} sequences, start {number + 1}/{args.starts}")
+            for number in range(args.starts)
+        ]
     figures: dict[str, Any] = {}
-    for mode, found in blocks.items():
+    for mode in MODES:
+        found = [block for each in races for block in each.blocks[mode]]
         figures[mode] = {
             "tokens_per_s": statistics.median(block.rate for block in found),
             "tokens_per_cpu_s": statistics.median(block.cpu_rate for block in found),
-            "blocks": [block.rate for block in found],
+            "blocks": [[block.rate for block in each.blocks[mode]] for each in races],
         }
-        if (drafted := ended[mode].metrics) is not None:
-            figures[mode]["speculation"] = drafting(drafted)
-    pairs = zip(blocks["dynamic"], blocks["fixed"], strict=True)
-    ratios = [dynamic.rate / fixed.rate for dynamic, fixed in pairs]
-    figures["dynamic"]["over_fixed"] = statistics.median(ratios)
-    metrics = ended["dynamic"].metrics
-    assert metrics is not None  # the mode drafts
-    return figures, metrics
+        if mode != "off":
+            figures[mode]["speculation"] = [drafting(each.metrics(mode)) for each in races]
+    ratios = [each.over_fixed for each in races]
+    figures["dynamic"]["over_fixed"] = statistics.mean(ratios)
+    figures["dynamic"]["over_fixed_by_start"] = ratios
+    return figures, races[-1].metrics("dynamic")
 
 
 def main() -> None:
@@ -303,20 +336,21 @@ def main() -> None:
     parser.add_argument("--sequences", type=positive, nargs="+", default=[1, 8, 16, 60, 96])
     parser.add_argument("--drafts", type=positive, default=5)
     parser.add_argument("--depth", type=int, default=1, help="scheduler.async_depth")
-    parser.add_argument("--rounds", type=positive, default=5, help="blocks of each engine")
+    parser.add_argument("--rounds", type=positive, default=8, help="blocks of each engine")
+    parser.add_argument("--starts", type=positive, default=3, help="times that engines begin")
     parser.add_argument(
-        "--block-s", type=float, default=6.0, help="seconds of a block of the slowest mode"
+        "--block-s", type=float, default=3.0, help="seconds of a block of the slowest mode"
     )
     parser.add_argument("--json", type=Path)
     parser.add_argument("--svg", type=Path, help="picture of the rates")
     parser.add_argument("--metrics-svg", type=Path, help="picture of the largest dynamic run")
     args = parser.parse_args()
-    settings = {name: getattr(args, name) for name in
-                ("backend", "numerics", "drafts", "depth", "rounds", "block_s")}  # fmt: skip
+    names = ("backend", "numerics", "drafts", "depth", "starts", "rounds", "block_s")
+    settings = {name: getattr(args, name) for name in names}
     found: dict[str, dict[str, Any]] = {}
     lines: dict[str, list[tuple[float, float]]] = {mode: [] for mode in MODES[1:]}
     print(f"{'sequences':>10} {'mode':<9}{'tokens/s':>10}{'x off':>8}{'/CPU s':>9}{'verified':>10}"
-          f"{'accepted':>10}{'planned':>9}{'x fixed':>9}")  # fmt: skip
+          f"{'accepted':>10}{'planned':>9}{'x fixed':>9}{'from':>7}{'to':>7}")  # fmt: skip
     for count in args.sequences:
         figures, metrics = measure(args, count)
         found[str(count)] = figures
@@ -327,12 +361,14 @@ def main() -> None:
             cells += f"{row['tokens_per_cpu_s']:>9.1f}"
             if mode != "off":
                 lines[mode].append((count, ratio))
-                means = row["speculation"]["all"]["per_round"]
-                planned = row["speculation"]["planned_share"]
-                cells += f"{means['verified']:>10.2f}{means['accepted']:>10.2f}"
+                for name in ("verified", "accepted"):
+                    found_means = (each["all"]["per_round"][name] for each in row["speculation"])
+                    cells += f"{statistics.mean(found_means):>10.2f}"
+                planned = statistics.mean(each["planned_share"] for each in row["speculation"])
                 cells += f"{100 * planned:>8.0f}%"
             if mode == "dynamic":
-                cells += f"{row['over_fixed']:>9.3f}"
+                ratios = row["over_fixed_by_start"]
+                cells += f"{row['over_fixed']:>9.3f}{min(ratios):>7.3f}{max(ratios):>7.3f}"
             print(cells, flush=True)
         if args.json:  # after each count, so that a run that is cut short leaves what it has
             write_json(args.json, "speculation", {"runs": found, "settings": settings})

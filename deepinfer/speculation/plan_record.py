@@ -10,7 +10,8 @@ import numpy as np
 
 from deepinfer.speculation.cost_tables import Times
 from deepinfer.speculation.foregone_plans import ForegonePlans
-from deepinfer.speculation.round_times import RoundTimes
+from deepinfer.speculation.round_times import HostTimes
+from deepinfer.speculation.round_turns import Reckon, RoundTurns
 
 SMOOTHING = 1.0 / 16.0
 """Weight of the newest step in running means."""
@@ -22,12 +23,10 @@ _STEPS_TO_REST = 512
 """Steps of a fixed length after which planning is tried again where it did not pay."""
 _MOST_STEPS_TO_REST = 8192
 """The same where plans were carried out and given up, again and again."""
-_PLANS_PER_COMPARISON = 512
-"""Planned steps after which fixed ones are timed again."""
-_PLANS_OF_STALENESS = 64
-"""The same before planning is given up."""
-STEPS_TO_COMPARE = 20
-"""Steps of a fixed length that are timed then, and before the first plan of a batch size."""
+STEPS_TO_TIME = 20
+"""Steps of a fixed length before plans are looked at, in which the host's part is timed."""
+_MOST_UNDECIDED = 16
+"""Comparisons in which plans are not known to pay before they are given up."""
 _SHARES = np.linspace(0.0, 1.0, 65)
 """Parts of a batch's drafts at which earlier rounds are remembered."""
 
@@ -42,11 +41,11 @@ class PlanRecord:
         mean_square: of the gains.
         num_fixed: steps for which no plan is made.
         num_rests: steps of the next rest.
-        num_carried_out: plans carried out since both kinds of rounds were compared.
         chosen: drafts a request of the newest plans, oldest first.
         profile: tokens by share of the drafts, of one request.
-        fixed: rounds of the fixed length.
-        planned: rounds of plans that were carried out since the last rest.
+        fixed_host: the host's part of rounds of the fixed length.
+        planned_host: the same of plans that were carried out since the last rest.
+        turns: of planned and fixed rounds, while plans are carried out; None: they are not.
         foregone: plans that were not, and what came in their rounds.
     """
 
@@ -55,11 +54,11 @@ class PlanRecord:
     mean_square: float = 0.0
     num_fixed: int = 0
     num_rests: int = _STEPS_TO_REST
-    num_carried_out: int = 0
     chosen: deque[float] = field(default_factory=lambda: deque(maxlen=PLANS_OF_AGE))
     profile: Times | None = None
-    fixed: RoundTimes = field(default_factory=RoundTimes)
-    planned: RoundTimes = field(default_factory=RoundTimes)
+    fixed_host: HostTimes = field(default_factory=HostTimes)
+    planned_host: HostTimes = field(default_factory=HostTimes)
+    turns: RoundTurns | None = None
     foregone: ForegonePlans = field(default_factory=ForegonePlans)
 
     def add_gain(self, gain: float) -> None:
@@ -71,46 +70,70 @@ class PlanRecord:
         self.mean_square += weight * (gain * gain - self.mean_square)
 
     @property
+    def is_fixed(self) -> bool:
+        """Whether no plan is made for the next step: in a rest, or by turns."""
+        return self.num_fixed > 0 or (self.turns is not None and not self.turns.is_planned)
+
+    @property
     def real_gain(self) -> float | None:
         """The mean gain, with tokens and times as they came; None before the first."""
+        return self._gain_at(None if self.turns is None else self.turns.ratio)
+
+    def _gain_at(self, ratio: float | None) -> float | None:
+        """The mean gain if planned rounds take `ratio` of what was reckoned."""
         if self.mean_gain is None:
             return None
-        rate = (1.0 + self.mean_gain) * self.foregone.correction
-        if self.fixed.ratio is not None and self.planned.ratio is not None:
-            rate *= self.fixed.ratio / self.planned.ratio
-        return rate - 1.0
+        return (1.0 + self.mean_gain) * self.foregone.correction / (ratio or 1.0) - 1.0
 
     def pays(self, cost_noise: float) -> bool | None:
-        """Whether the gain is above its noise; None: not known well enough."""
+        """Whether the gain is above its noise; None: not known well enough.
+
+        Plans that are carried out are given up when they are known to lose, or are not known
+        to pay for long; until then both kinds take turns, and little is lost.
+        """
         gain = self.real_gain
         if self.mean_gain is None or gain is None or self.gains < _PLANS_TO_JUDGE:
             return None
         variance = max(0.0, self.mean_square - self.mean_gain**2)
         error = math.sqrt(variance / min(self.gains, 1.0 / SMOOTHING))
         error = math.hypot(error, self.foregone.error)
-        if self.planned.ratio is not None:
-            error = math.hypot(error, self.fixed.error, self.planned.error)
-        return gain > max(cost_noise, error)
+        if self.turns is None or self.turns.ratio is None:
+            return gain > max(cost_noise, error)
+        # Rounds of both kinds are known: it does not matter how well their costs were.
+        error = math.hypot(error, self.turns.error)
+        if gain > error:
+            return True
+        is_lost = gain < -2.0 * error or self.turns.num_undecided >= _MOST_UNDECIDED
+        return False if is_lost else None
+
+    def begin_turns(self) -> None:
+        """Plans are known to pay by what is reckoned: carry them out beside fixed rounds.
+
+        Where no round was timed nothing can be compared, and every plan is carried out.
+        """
+        if self.turns is None and self.fixed_host.median_us is not None:
+            self.turns = RoundTurns()
+
+    def count_step(self, cost_noise: float, reckon: Reckon) -> None:
+        """Count a step in a rest, or in turns; a comparison that it ends is judged."""
+        if self.num_fixed > 0:
+            self.num_fixed -= 1
+        elif self.turns is not None and self.turns.count_step(reckon):
+            newest = self._gain_at(self.turns.newest)
+            self.turns.judged(
+                pays=self.pays(cost_noise) is True, newest_pays=newest is not None and newest > 0.0
+            )
+            if self.turns.is_long:
+                self.num_rests = _STEPS_TO_REST
 
     def give_up(self) -> None:
-        """Time fixed rounds again if it is long ago; else make no plans for a while."""
-        if self.num_carried_out >= _PLANS_OF_STALENESS and self.fixed.ratio is not None:
-            # Sequences have grown since, and rounds of both kinds with them.
-            self.num_carried_out, self.num_fixed = 0, STEPS_TO_COMPARE
-            return
-        self.num_fixed, self.gains, self.num_carried_out = self.num_rests, 0, 0
-        if self.planned.ratio is not None:
-            # It was carried out and lost: each further try may cost as much.
+        """Make no plans for a while."""
+        self.num_fixed, self.gains = self.num_rests, 0
+        if self.turns is not None:
+            # They were carried out and lost: each further try may cost as much.
             self.num_rests = min(2 * self.num_rests, _MOST_STEPS_TO_REST)
-        self.planned = RoundTimes()
+        self.planned_host, self.turns = HostTimes(), None
         self.chosen.clear()
-
-    def carry_out(self) -> None:
-        """Count a plan that is carried out; now and then the fixed length is timed again."""
-        self.num_carried_out += 1
-        if self.num_carried_out > _PLANS_PER_COMPARISON and self.fixed.ratio is not None:
-            self.num_carried_out, self.num_fixed = 0, STEPS_TO_COMPARE
-            self.num_rests = _STEPS_TO_REST
 
     def add_tokens(self, tokens: Times) -> None:
         """Remember tokens by K, of a request by the share of its drafts."""

@@ -23,6 +23,7 @@ from __future__ import annotations
 import enum
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -38,7 +39,7 @@ from deepinfer.speculation.budget import (
     lower_envelope,
 )
 from deepinfer.speculation.cost_tables import CostTables, Times
-from deepinfer.speculation.plan_record import PLANS_OF_AGE, SMOOTHING, STEPS_TO_COMPARE, PlanRecord
+from deepinfer.speculation.plan_record import PLANS_OF_AGE, SMOOTHING, STEPS_TO_TIME, PlanRecord
 from deepinfer.speculation.round_times import Round
 
 
@@ -176,8 +177,9 @@ class VerifyPlanner:
         if num_sampling == 0:
             return fixed
         record = self._record(num_sampling)
-        if self._is_fixed(record, num_sampling, num_other_rows):
-            record.num_fixed -= 1
+        is_fixed = self._is_fixed(record, num_sampling, num_other_rows)
+        record.count_step(self._noise, partial(self._round_us, record))
+        if is_fixed:
             if record.chosen:  # between planned rounds: as the newest of them
                 self.foregone = round(record.chosen[-1] * num_sampling)
             return fixed
@@ -198,11 +200,13 @@ class VerifyPlanner:
         self._count_own_time(self._clock_us() - begin)
         if pays is False:
             record.give_up()
+        elif pays and self._falls_back:
+            record.begin_turns()
         # Until plans are known to pay they are looked at, and not carried out.
-        if limit >= fixed.num_drafts and (not pays or budget >= fixed.num_drafts):
+        is_tried = pays or (pays is None and record.turns is not None)
+        if limit >= fixed.num_drafts and (not is_tried or budget >= fixed.num_drafts):
             self.foregone = budget
             return fixed
-        record.carry_out()
         return PlannedBudget(budget, PlanMode.DYNAMIC)
 
     def wants_round(self, num_sampling: int) -> bool:
@@ -212,21 +216,19 @@ class VerifyPlanner:
         """
         if not self._falls_back or num_sampling == 0:
             return False
-        return self._record(num_sampling).num_fixed <= STEPS_TO_COMPARE
+        return self._record(num_sampling).num_fixed <= STEPS_TO_TIME
 
     def add_round(self, ended: Round) -> None:
         """Hear how long a round took that this planner decided about, if it wants to know."""
         if not self.wants_round(ended.num_sampling):
             return
         record = self._record(ended.num_sampling)
-        if not ended.is_planned and record.num_fixed == 0:
+        if not ended.is_planned and not record.is_fixed:
             return  # a plan was made in it all the same
-        (device_us,) = self._device_times(ended.num_sampling, ended.num_rows, 0).tolist()
-        kind = record.fixed
-        if ended.is_planned:
-            kind, device_us = record.planned, device_us + (self._given_overhead_us or 0.0)
-        overlaps = self.scheduling is Scheduling.ASYNCHRONOUS
-        kind.add(ended.host_us, device_us, ended.time_us, overlaps=overlaps)
+        (record.planned_host if ended.is_planned else record.fixed_host).add(ended.host_us)
+        if record.turns is not None:
+            (device_us,) = self._device_times(ended.num_sampling, ended.num_rows, 0).tolist()
+            record.turns.add(device_us, ended.time_us, is_planned=ended.is_planned)
 
     def add_outcome(
         self, num_drafts: int, survival: Survival, accepted: npt.NDArray[np.int64]
@@ -249,14 +251,14 @@ class VerifyPlanner:
         # Sizes within a factor of two behave alike, and a request more or less is no new start.
         size = num_sampling.bit_length()
         if size not in self._records:
-            begins = STEPS_TO_COMPARE if self._falls_back else 0
+            begins = STEPS_TO_TIME if self._falls_back else 0
             self._records[size] = PlanRecord(num_fixed=begins)
         return self._records[size]
 
     def _is_fixed(self, record: PlanRecord, num_sampling: int, num_other_rows: int = 0) -> bool:
         """Whether the next step has the fixed length, whatever its drafts are."""
         most = self._most_drafts(num_sampling, num_other_rows)
-        return record.num_fixed > 0 and most >= num_sampling * self._max_drafts
+        return record.is_fixed and most >= num_sampling * self._max_drafts
 
     def _most_drafts(self, num_sampling: int, num_other_rows: int) -> int:
         most = num_sampling * self._max_drafts
@@ -277,7 +279,7 @@ class VerifyPlanner:
         tokens = expected_tokens(survival, num_sampling)
         first_row = num_sampling + num_other_rows
         device_us = self._device_times(num_sampling, first_row, num_sampling * self._max_drafts)
-        times = self._rounds(device_us, record, is_planned=True)
+        times = self._rounds(record, device_us, is_planned=True)
         limited = slice(limit + 1)
         if self.scheduling is Scheduling.ASYNCHRONOUS:
             budget = best_budget(tokens[limited], times[limited])
@@ -295,7 +297,7 @@ class VerifyPlanner:
             judged = round(record.chosen[0] * num_sampling) if full else None
         record.chosen.append(budget.num_drafts / num_sampling)
         if judged is not None:
-            (fixed_us,) = self._rounds(device_us[-1:], record, is_planned=False)
+            (fixed_us,) = self._rounds(record, device_us[-1:], is_planned=False)
             rate = tokens[judged] / times[judged]
             record.add_gain(float(rate * fixed_us / tokens[-1] - 1.0))
         return budget.num_drafts
@@ -308,19 +310,34 @@ class VerifyPlanner:
         times: Times = self._verify_us[first_row : last_row + 1] + self._draft_us[num_sampling]
         return times
 
-    def _rounds(self, device_us: Times, record: PlanRecord, *, is_planned: bool) -> Times:
+    def _rounds(self, record: PlanRecord, device_us: Times, *, is_planned: bool) -> Times:
         """Microseconds of rounds whose steps take the device so long, of the shape of those.
 
         With steps in flight host and device work at once, else by turns.
         """
-        host_us = record.fixed.host_us or 0.0
-        if is_planned:
-            device_us = device_us + (self._given_overhead_us or 0.0)
-            own_us = self._own_us if self._given_overhead_us is None else 0.0
-            host_us = record.planned.host_us or host_us + own_us
+        host_us = self._host_us(record, is_planned)
+        device_us = device_us + self._dealing_us(is_planned)
         if self.scheduling is Scheduling.ASYNCHRONOUS:
             return np.maximum(device_us, host_us)
         return device_us + host_us
+
+    def _round_us(self, record: PlanRecord, device_us: float, is_planned: bool) -> float:
+        """The same of one round."""
+        host_us = self._host_us(record, is_planned)
+        device_us += self._dealing_us(is_planned)
+        if self.scheduling is Scheduling.ASYNCHRONOUS:
+            return max(device_us, host_us)
+        return device_us + host_us
+
+    def _host_us(self, record: PlanRecord, is_planned: bool) -> float:
+        host_us = record.fixed_host.median_us or 0.0
+        if not is_planned:
+            return host_us
+        own_us = self._own_us if self._given_overhead_us is None else 0.0
+        return record.planned_host.median_us or host_us + own_us
+
+    def _dealing_us(self, is_planned: bool) -> float:
+        return (self._given_overhead_us or 0.0) if is_planned else 0.0
 
     def _count_own_time(self, time_us: float) -> None:
         self._own_us += SMOOTHING * (time_us - self._own_us)

@@ -209,13 +209,13 @@ def test_plans_that_turn_out_slower_than_reckoned_are_given_up_for_longer_and_lo
     drafts = np.tile(GOOD_AND_BAD, (4, 1))
     tested = planner()
     modes = rounds(tested, drafts, 12_000, fixed_us=430.0, planned_us=430.0)
-    tries = [list(group) for _, group in itertools.groupby(modes)]
-    lengths = [len(group) for group in tries if group[0] is PlanMode.DYNAMIC]
-    rests = [len(group) for group in tries[1:] if group[0] is PlanMode.FIXED]
-    assert max(lengths) <= 12
+    turns = [(mode, len(list(group))) for mode, group in itertools.groupby(modes)]
+    planned = [length for mode, length in turns if mode is PlanMode.DYNAMIC]
+    rests = [length for mode, length in turns[1:] if mode is PlanMode.FIXED and length > 100]
+    assert max(planned) <= 16
     assert rests[:3] == sorted(rests[:3])
     assert rests[2] > 2000
-    assert sum(lengths) < 0.01 * len(modes)
+    assert sum(planned) < 0.02 * len(modes)
 
 
 def test_confidences_that_promise_too_much_of_leaving_drafts_out_are_found_out() -> None:
@@ -239,12 +239,53 @@ def test_plans_that_are_as_fast_as_reckoned_are_compared_now_and_then() -> None:
     drafts = np.tile(GOOD_AND_BAD, (4, 1))
     modes = rounds(planner(), drafts, 3000, fixed_us=430.0, planned_us=310.0)
     first = modes.index(PlanMode.DYNAMIC)
-    assert 0.95 < modes[first:].count(PlanMode.DYNAMIC) / len(modes[first:]) < 0.97
-    # A machine that changes is noticed: from now on planned rounds take longer.
+    assert modes[first:].count(PlanMode.DYNAMIC) / len(modes[first:]) > 0.95
+    longest = max(len(list(group)) for mode, group in itertools.groupby(modes[first:])
+                  if mode is PlanMode.FIXED)  # fmt: skip
+    assert longest == 8
+
+
+def test_a_machine_on_which_plans_do_not_pay_any_more_is_noticed() -> None:
+    drafts = np.tile(GOOD_AND_BAD, (4, 1))
     tested = planner()
-    rounds(tested, drafts, 700, fixed_us=430.0, planned_us=310.0)
-    modes = rounds(tested, drafts, 100, fixed_us=430.0, planned_us=430.0)
-    assert modes[-1] is PlanMode.FIXED
+    rounds(tested, drafts, 3000, fixed_us=430.0, planned_us=310.0)
+    modes = rounds(tested, drafts, 1200, fixed_us=430.0, planned_us=430.0)
+    assert modes.count(PlanMode.DYNAMIC) < 700
+    assert set(modes[-300:]) == {PlanMode.FIXED}
+
+
+def test_a_slow_spell_that_begins_with_the_plans_is_not_their_fault() -> None:
+    """The whole machine is a third slower, from the first planned round on."""
+    drafts = np.tile(GOOD_AND_BAD, (4, 1))
+    tested = planner()
+    modes = rounds(tested, drafts, 38, fixed_us=430.0)
+    assert PlanMode.DYNAMIC not in modes
+    modes = rounds(tested, drafts, 1000, fixed_us=600.0, planned_us=432.0)
+    assert modes.count(PlanMode.DYNAMIC) > 900
+
+
+@pytest.mark.parametrize("gain", [-0.03, 0.05])
+def test_a_small_gain_is_found_in_the_noise_of_rounds(gain: float) -> None:
+    """Rounds scatter by a tenth; what was reckoned is +18 %."""
+    drafts = np.tile(GOOD_AND_BAD, (4, 1))
+    generator = np.random.default_rng(3)
+    # Planned rounds have 20 of 32 tokens that were expected... and keep all that come.
+    exact = planner()
+    rounds(exact, drafts, 60, fixed_us=430.0, planned_us=310.0)
+    reckoned = exact.expected_gain(8)
+    assert reckoned is not None
+    planned_us = 310.0 * (1.0 + reckoned) / (1.0 + gain)
+    shares = []
+    for _ in range(20):
+        tested, modes = planner(), []
+        for _ in range(3000):
+            fixed_us, noisy_us = generator.normal((430.0, planned_us), 43.0).tolist()
+            modes += rounds(tested, drafts, 1, fixed_us=fixed_us, planned_us=noisy_us)
+        shares.append(modes.count(PlanMode.DYNAMIC) / len(modes))
+    if gain > 0.0:
+        assert np.mean(shares) > 0.7
+    else:
+        assert np.mean(shares) < 0.15
 
 
 def test_rounds_that_all_grow_longer_are_no_reason_to_give_up() -> None:
@@ -264,11 +305,11 @@ def test_single_slow_rounds_decide_nothing() -> None:
     """Graphs are captured when a tier is first met, and prompts come between."""
     drafts = np.tile(GOOD_AND_BAD, (4, 1))
     tested = planner()
-    rounds(tested, drafts, 41, fixed_us=430.0, planned_us=310.0)
-    for _ in range(40):
-        modes = rounds(tested, drafts, 3, fixed_us=430.0, planned_us=310.0)
+    modes = rounds(tested, drafts, 41, fixed_us=430.0, planned_us=310.0)
+    for _ in range(200):
+        modes += rounds(tested, drafts, 3, fixed_us=430.0, planned_us=310.0)
         modes += rounds(tested, drafts, 1, fixed_us=430.0, planned_us=300_000.0)
-        assert set(modes) == {PlanMode.DYNAMIC}
+    assert modes[41:].count(PlanMode.DYNAMIC) > 0.85 * 800
 
 
 def test_without_the_fall_back_rounds_are_not_listened_to() -> None:

@@ -1,0 +1,152 @@
+"""Planned and fixed rounds by turns, and how long ones take beside the others.
+
+A machine has slow spells: another process, a lower clock, a minute long and up to a third of its
+speed. Rounds of now beside those of some minutes ago say little then. So the two kinds take turns
+of a few steps, each planned turn is compared with the fixed turns before and after it, and the
+median of many such comparisons counts. Where plans pay, their turns grow longer.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections import deque
+from collections.abc import Callable
+from typing import NamedTuple
+
+_SHORTEST = 8
+"""Steps of a turn."""
+_LONGEST = 256
+"""Steps of a planned turn where plans have paid for long."""
+_TIMED = 4
+"""Timed rounds that a turn waits for, and that a comparison takes."""
+_MOST_WAITS = 4
+"""Times its length that a turn waits for them: prompts in between leave few rounds to time."""
+_NUM_COMPARED = 16
+"""Newest comparisons that count."""
+_FEWEST_COMPARED = 4
+"""Comparisons before there is a ratio."""
+_ERROR_OF_MEDIAN = 1.4826 * 1.2533
+"""Standard error of a normal sample's median times sqrt(count), by the median distance to it."""
+
+Reckon = Callable[[float, bool], float]
+"""Microseconds that a round was to take: by those of the device, and whether it is planned."""
+
+
+class _Timed(NamedTuple):
+    device_us: float
+    time_us: float
+
+
+_Rounds = list[_Timed]
+
+
+class RoundTurns:
+    """Whose turn it is, and what came of the turns until now. It begins with a fixed one.
+
+    Attributes:
+        is_planned: whose turn it is.
+        ratio: time of planned rounds over fixed ones, each over what was reckoned; None: not
+            known yet.
+        error: standard error of `ratio`, as a share of it.
+        newest: the newest comparison alone; None before the first.
+        num_undecided: comparisons since plans were last known to pay.
+        is_long: whether planned turns are as long as they get.
+    """
+
+    def __init__(self) -> None:
+        """No turn was taken."""
+        self.is_planned = False
+        self.ratio: float | None = None
+        self.error = 0.0
+        self.newest: float | None = None
+        self.num_undecided = 0
+        self._planned_steps = _SHORTEST
+        self._num_steps = 0
+        self._rounds: _Rounds = []
+        # The newest turns that had enough of them.
+        self._before: _Rounds = []
+        self._planned: _Rounds = []
+        self._compared: deque[tuple[_Rounds, _Rounds, _Rounds, _Rounds]] = deque(
+            maxlen=_NUM_COMPARED
+        )
+
+    @property
+    def is_long(self) -> bool:
+        return self._planned_steps == _LONGEST
+
+    def add(self, device_us: float, time_us: float, *, is_planned: bool) -> None:
+        """Count a round.
+
+        Args:
+            device_us: what the device was to need, by the cost tables.
+            time_us: how long it was.
+            is_planned: its kind. Of the other kind than the turn's, it began before the turn.
+        """
+        if is_planned == self.is_planned:
+            self._rounds.append(_Timed(device_us, time_us))
+
+    def count_step(self, reckon: Reckon) -> bool:
+        """Count a step of this turn, the last one of which ends it; whether one was compared.
+
+        Args:
+            reckon: with what is known of the host by now. All rounds are reckoned by the same.
+        """
+        self._num_steps += 1
+        length = self._planned_steps if self.is_planned else _SHORTEST
+        is_timed = len(self._rounds) >= _TIMED or self._num_steps >= _MOST_WAITS * length
+        if self._num_steps < length or not is_timed:
+            return False
+        turn, self._rounds, self._num_steps = self._rounds, [], 0
+        self.is_planned = not self.is_planned
+        if len(turn) < _TIMED:
+            turn = []  # what comes next has nothing to stand beside
+        if not self.is_planned:
+            self._planned = turn
+            return False
+        is_whole = bool(self._before and self._planned and turn)
+        if is_whole:
+            # Of a long turn the rounds that are near to those they are compared with.
+            first, last = self._planned[:_SHORTEST], self._planned[-_SHORTEST:]
+            self._compared.append((self._before, first, last, turn))
+            self._compare(reckon)
+        self._before, self._planned = turn, []
+        return is_whole
+
+    def judged(self, *, pays: bool, newest_pays: bool) -> None:
+        """Hear what the comparison is worth, for the length of the next turns.
+
+        Args:
+            pays: whether plans are known to.
+            newest_pays: whether they did by the newest comparison alone.
+        """
+        self.num_undecided = 0 if pays else self.num_undecided + 1
+        if not pays:
+            self._planned_steps = _SHORTEST
+        elif newest_pays:
+            self._planned_steps = min(2 * self._planned_steps, _LONGEST)
+        else:
+            # Chance, or the machine has changed: find out soon.
+            self._planned_steps = max(self._planned_steps // 4, _SHORTEST)
+
+    def _compare(self, reckon: Reckon) -> None:
+        found = []
+        for before, first, last, after in self._compared:
+            fixed = _middle(before, reckon, is_planned=False)
+            fixed += _middle(after, reckon, is_planned=False)
+            planned = _middle(first, reckon, is_planned=True)
+            planned += _middle(last, reckon, is_planned=True)
+            found.append((planned - fixed) / 2.0)
+        self.newest = math.exp(found[-1])
+        if len(found) < _FEWEST_COMPARED:
+            return
+        median = statistics.median(found)
+        self.ratio = math.exp(median)
+        distance = statistics.median(abs(each - median) for each in found)
+        self.error = _ERROR_OF_MEDIAN * distance / math.sqrt(len(found))
+
+
+def _middle(rounds: _Rounds, reckon: Reckon, *, is_planned: bool) -> float:
+    """Logarithm of the median time over what was reckoned."""
+    ratios = [each.time_us / reckon(each.device_us, is_planned) for each in rounds]
+    return math.log(statistics.median(ratios))
