@@ -14,11 +14,16 @@ _Run = TypeVar("_Run")
 
 
 def in_turns(runs: Sequence[_Run], rounds: int, label: str) -> Iterator[_Run]:
-    """Each run once a round, with progress; who comes after whom must not tell, so it changes."""
+    """Each run once a round, with progress.
+
+    A machine is not the same after an idle and after a busy turn, so who comes after whom changes:
+    another one begins each round, and every second round goes the other way.
+    """
     for number in range(rounds):
         print(f"\r  {label}, round {number + 1}/{rounds}  ", end="", file=sys.stderr, flush=True)
         first = number % len(runs)
-        yield from (*runs[first:], *runs[:first])
+        order = (*runs[first:], *runs[:first])
+        yield from order if number % 2 == 0 else reversed(order)
     print(file=sys.stderr)
 
 
