@@ -97,8 +97,11 @@ class PlanRecord:
         variance = max(0.0, self.mean_square - self.mean_gain**2)
         error = math.sqrt(variance / min(self.gains, 1.0 / SMOOTHING))
         error = math.hypot(error, self.foregone.error)
-        if self.turns is None or self.turns.ratio is None:
+        if self.turns is None:
             return gain > max(cost_noise, error)
+        if self.turns.ratio is None:
+            # A gain that dips below its noise is no reason to end what was begun.
+            return True if gain > max(cost_noise, error) else None if gain > 0.0 else False
         # Rounds of both kinds are known: it does not matter how well their costs were.
         error = math.hypot(error, self.turns.error)
         if gain > error:

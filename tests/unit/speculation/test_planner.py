@@ -10,8 +10,10 @@ import pytest
 from deepinfer.device.errors import ConfigError, ContractError
 from deepinfer.speculation.budget import Survival
 from deepinfer.speculation.cost_tables import CostTables
+from deepinfer.speculation.plan_record import PlanRecord
 from deepinfer.speculation.planner import PlanMode, PlannedBudget, Scheduling, VerifyPlanner
 from deepinfer.speculation.round_times import Round
+from deepinfer.speculation.round_turns import RoundTurns
 
 DRAFTS = 3
 STEEP = CostTables({1: 10.0}, {1: 110.0, 100: 1100.0})
@@ -286,6 +288,20 @@ def test_a_small_gain_is_found_in_the_noise_of_rounds(gain: float) -> None:
         assert np.mean(shares) > 0.7
     else:
         assert np.mean(shares) < 0.15
+
+
+@pytest.mark.parametrize(("dip", "goes_on"), [(0.05, True), (-0.05, False)])
+def test_a_gain_that_dips_below_its_noise_ends_no_turns(dip: float, goes_on: bool) -> None:
+    """Before both kinds of rounds are compared, only a loss does."""
+    record = PlanRecord(turns=RoundTurns())
+    for _ in range(20):
+        record.add_gain(0.2)
+    assert record.pays(0.1) is True
+    for _ in range(200):
+        record.add_gain(dip)
+    assert record.pays(0.1) is (None if goes_on else False)
+    record.turns = None
+    assert record.pays(0.1) is False
 
 
 def test_rounds_that_all_grow_longer_are_no_reason_to_give_up() -> None:
