@@ -82,8 +82,10 @@ class RoundTurns:
             device_us: what the device was to need, by the cost tables.
             time_us: how long it was.
             is_planned: its kind. Of the other kind than the turn's, it began before the turn.
+
+        A round that took no time by the engine's clock is of a clock that stands, and left out.
         """
-        if is_planned == self.is_planned:
+        if is_planned == self.is_planned and time_us > 0.0:
             self._rounds.append(_Timed(device_us, time_us))
 
     def count_step(self, reckon: Reckon) -> bool:

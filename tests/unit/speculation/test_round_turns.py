@@ -149,6 +149,12 @@ def test_turns_without_timed_rounds_end_and_are_compared_with_nothing() -> None:
     assert tested.newest is None
 
 
+def test_a_clock_that_stands_says_nothing() -> None:
+    tested = RoundTurns()
+    assert not any(end for _, end in take(tested, 300, lambda number, is_planned: 0.0))
+    assert tested.newest is None
+
+
 def test_late_rounds_of_the_turn_before_do_not_count() -> None:
     tested = RoundTurns()
     while not tested.is_planned:
