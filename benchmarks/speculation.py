@@ -321,7 +321,12 @@ def measure(args: argparse.Namespace, count: int) -> tuple[dict[str, Any], Specu
             "blocks": [[block.rate for block in each.blocks[mode]] for each in races],
         }
         if mode != "off":
-            figures[mode]["speculation"] = [drafting(each.metrics(mode)) for each in races]
+            drafted = [drafting(each.metrics(mode)) for each in races]
+            figures[mode]["speculation"] = drafted[-1]
+            figures[mode]["starts"] = [
+                {**each["all"]["per_round"], "planned_share": each["planned_share"]}
+                for each in drafted
+            ]
     ratios = [each.over_fixed for each in races]
     figures["dynamic"]["over_fixed"] = statistics.mean(ratios)
     figures["dynamic"]["over_fixed_by_start"] = ratios
@@ -361,11 +366,11 @@ def main() -> None:
             cells += f"{row['tokens_per_cpu_s']:>9.1f}"
             if mode != "off":
                 lines[mode].append((count, ratio))
-                for name in ("verified", "accepted"):
-                    found_means = (each["all"]["per_round"][name] for each in row["speculation"])
-                    cells += f"{statistics.mean(found_means):>10.2f}"
-                planned = statistics.mean(each["planned_share"] for each in row["speculation"])
-                cells += f"{100 * planned:>8.0f}%"
+                verified, accepted, planned = (
+                    statistics.mean(each[name] for each in row["starts"])
+                    for name in ("verified", "accepted", "planned_share")
+                )
+                cells += f"{verified:>10.2f}{accepted:>10.2f}{100 * planned:>8.0f}%"
             if mode == "dynamic":
                 ratios = row["over_fixed_by_start"]
                 cells += f"{row['over_fixed']:>9.3f}{min(ratios):>7.3f}{max(ratios):>7.3f}"
