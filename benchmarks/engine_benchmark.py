@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import itertools
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar
@@ -16,14 +17,13 @@ _Run = TypeVar("_Run")
 def in_turns(runs: Sequence[_Run], rounds: int, label: str) -> Iterator[_Run]:
     """Each run once a round, with progress.
 
-    A machine is not the same after an idle and after a busy turn, so who comes after whom changes:
-    another one begins each round, and every second round goes the other way.
+    A machine is not the same after an idle and after a busy turn: all orders take turns, too, so
+    that in six rounds of three runs each comes after each of the others equally often.
     """
-    for number in range(rounds):
+    orders = itertools.cycle(itertools.permutations(runs))
+    for number, order in enumerate(itertools.islice(orders, rounds)):
         print(f"\r  {label}, round {number + 1}/{rounds}  ", end="", file=sys.stderr, flush=True)
-        first = number % len(runs)
-        order = (*runs[first:], *runs[:first])
-        yield from order if number % 2 == 0 else reversed(order)
+        yield from order
     print(file=sys.stderr)
 
 

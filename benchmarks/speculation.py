@@ -9,9 +9,10 @@ which graphs are captured and plans watched, is not counted. All must give the s
 that is done several times, because a process may be some percent slower than another like it for
 as long as it lives.
 Printed are tokens per second (median of the blocks), the same per second of the process's CPU time,
-per sequence and step the verified and accepted drafts, and dynamic over fixed: the median over the
-rounds of each start, the mean of starts, and their range. Costs are measured once for each number
-of sequences, before anything is timed.
+per sequence and step the verified and accepted drafts, and dynamic over fixed: all tokens over all
+time with the range over the starts (graphs that are captured late and plans that are tried and
+given up cost dynamic some blocks, and count), and the median over the rounds, which a slow spell
+does not move. Costs are measured once for each number of sequences, before anything is timed.
 
     python -m benchmarks.speculation --json FILE.json --svg FILE.svg
     python -m benchmarks.speculation --backend cuda_sm100 --block-s 4
@@ -24,7 +25,7 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from multiprocessing import get_context
 from multiprocessing.connection import Connection
@@ -275,22 +276,38 @@ class Race(NamedTuple):
     blocks: dict[str, list[Block]]
     ended: dict[str, Ended]
 
-    @property
-    def over_fixed(self) -> float:
-        """Dynamic over fixed, median over the rounds."""
-        pairs = zip(self.blocks["dynamic"], self.blocks["fixed"], strict=True)
-        return statistics.median(dynamic.rate / fixed.rate for dynamic, fixed in pairs)
-
     def metrics(self, mode: str) -> SpeculationMetrics:
         metrics = self.ended[mode].metrics
         assert metrics is not None  # the mode drafts
         return metrics
 
 
-def race(args: argparse.Namespace, count: int, costs: Path, label: str) -> Race:
-    """Begin an engine of each mode and let them take turns."""
+def over_fixed(races: Sequence[Race]) -> float:
+    """All tokens of dynamic over all its time, over the same of fixed."""
+
+    def rate(mode: str) -> float:
+        blocks = [block for each in races for block in each.blocks[mode]]
+        return sum(b.rate * b.seconds for b in blocks) / sum(b.seconds for b in blocks)
+
+    return rate("dynamic") / rate("fixed")
+
+
+def over_fixed_by_rounds(races: Sequence[Race]) -> float:
+    """Median over all rounds, which a round with a slow spell in it does not move."""
+    return statistics.median(
+        dynamic.rate / fixed.rate
+        for each in races
+        for dynamic, fixed in zip(each.blocks["dynamic"], each.blocks["fixed"], strict=True)
+    )
+
+
+def race(args: argparse.Namespace, count: int, costs: Path, number: int) -> Race:
+    """Begin an engine of each mode, another one first each time, and let them take turns."""
+    label = f"{count} sequences, start {number + 1}/{args.starts}"
     print(f"  {label}: costs and prompts", file=sys.stderr, flush=True)
-    runs = {mode: Contender(args, mode, count, costs) for mode in MODES}
+    first = number % len(MODES)
+    order = (*MODES[first:], *MODES[:first])
+    runs = {mode: Contender(args, mode, count, costs) for mode in order}
     # As many as the slowest mode answers in that time; the block does not count, nor those of the
     # others in which plans are watched.
     num_sets = max(1, round(args.block_s / runs["off"].block(1).seconds))
@@ -308,10 +325,7 @@ def measure(args: argparse.Namespace, count: int) -> tuple[dict[str, Any], Specu
     """Figures of each mode for one number of sequences, and the newest metrics of dynamic."""
     with tempfile.TemporaryDirectory() as folder:
         costs = Path(folder) / "costs.json"
-        races = [
-            race(args, count, costs, f"{count} sequences, start {number + 1}/{args.starts}")
-            for number in range(args.starts)
-        ]
+        races = [race(args, count, costs, number) for number in range(args.starts)]
     figures: dict[str, Any] = {}
     for mode in MODES:
         found = [block for each in races for block in each.blocks[mode]]
@@ -327,9 +341,9 @@ def measure(args: argparse.Namespace, count: int) -> tuple[dict[str, Any], Specu
                 {**each["all"]["per_round"], "planned_share": each["planned_share"]}
                 for each in drafted
             ]
-    ratios = [each.over_fixed for each in races]
-    figures["dynamic"]["over_fixed"] = statistics.mean(ratios)
-    figures["dynamic"]["over_fixed_by_start"] = ratios
+    figures["dynamic"]["over_fixed"] = over_fixed(races)
+    figures["dynamic"]["over_fixed_by_start"] = [over_fixed([each]) for each in races]
+    figures["dynamic"]["over_fixed_by_rounds"] = over_fixed_by_rounds(races)
     return figures, races[-1].metrics("dynamic")
 
 
@@ -341,8 +355,8 @@ def main() -> None:
     parser.add_argument("--sequences", type=positive, nargs="+", default=[1, 8, 16, 60, 96])
     parser.add_argument("--drafts", type=positive, default=5)
     parser.add_argument("--depth", type=int, default=1, help="scheduler.async_depth")
-    parser.add_argument("--rounds", type=positive, default=8, help="blocks of each engine")
-    parser.add_argument("--starts", type=positive, default=3, help="times that engines begin")
+    parser.add_argument("--rounds", type=positive, default=6, help="blocks of each engine")
+    parser.add_argument("--starts", type=positive, default=4, help="times that engines begin")
     parser.add_argument(
         "--block-s", type=float, default=3.0, help="seconds of a block of the slowest mode"
     )
@@ -354,8 +368,10 @@ def main() -> None:
     settings = {name: getattr(args, name) for name in names}
     found: dict[str, dict[str, Any]] = {}
     lines: dict[str, list[tuple[float, float]]] = {mode: [] for mode in MODES[1:]}
-    print(f"{'sequences':>10} {'mode':<9}{'tokens/s':>10}{'x off':>8}{'/CPU s':>9}{'verified':>10}"
-          f"{'accepted':>10}{'planned':>9}{'x fixed':>9}{'from':>7}{'to':>7}")  # fmt: skip
+    print(
+        f"{'sequences':>10} {'mode':<9}{'tokens/s':>10}{'x off':>8}{'/CPU s':>9}{'verified':>10}"
+        f"{'accepted':>10}{'planned':>9}{'x fixed':>9}{'from':>7}{'to':>7}{'rounds':>8}"
+    )
     for count in args.sequences:
         figures, metrics = measure(args, count)
         found[str(count)] = figures
@@ -374,6 +390,7 @@ def main() -> None:
             if mode == "dynamic":
                 ratios = row["over_fixed_by_start"]
                 cells += f"{row['over_fixed']:>9.3f}{min(ratios):>7.3f}{max(ratios):>7.3f}"
+                cells += f"{row['over_fixed_by_rounds']:>8.3f}"
             print(cells, flush=True)
         if args.json:  # after each count, so that a run that is cut short leaves what it has
             write_json(args.json, "speculation", {"runs": found, "settings": settings})

@@ -7,7 +7,7 @@ committed(N)   before step N is committed: its metrics; survivals of the drafts 
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -18,12 +18,20 @@ from deepinfer.engine.step_state import SchedulerOutputs, SequenceMetadata
 from deepinfer.speculation.budget import Survival
 from deepinfer.speculation.metrics import SpeculationMetrics
 from deepinfer.speculation.planner import PlanMode, Scheduling, VerifyPlanner
+from deepinfer.speculation.round_times import RoundKind
 from deepinfer.speculation.survival_history import SurvivalHistory
 
 _T = TypeVar("_T")
 
 DomainOf = Callable[[str], str | None]
 """Domain of a request by its id, for the metrics."""
+
+
+class _Decision(NamedTuple):
+    """About a decode step: what plans had to do with it, and K of one that is not carried out."""
+
+    kind: RoundKind
+    foregone: int | None
 
 
 class DraftBudgets:
@@ -54,8 +62,8 @@ class DraftBudgets:
         self._history = SurvivalHistory(max_num_seqs, max_drafts)
         # By slot: whose domain it is, and the domain.
         self._domains: list[tuple[Hashable, str | None]] = [(None, None)] * max_num_seqs
-        # By step in flight: drafts of a plan that is not carried out in it.
-        self._foregone: dict[int, int] = {}
+        # Of each step in flight.
+        self._decisions: dict[int, _Decision] = {}
         self._watch = None if planner is None else RoundWatch(planner.clock_us)
         self._is_watching = False
         self.metrics = SpeculationMetrics(max_drafts)
@@ -72,8 +80,7 @@ class DraftBudgets:
         is_wanted = planner.wants_survival(len(sequences))
         survival = self._survival(sequences, planner.scheduling) if is_wanted else None
         budget = planner.plan(len(sequences), survival)
-        if planner.foregone is not None:
-            self._foregone[scheduled.step] = planner.foregone
+        self._decisions[scheduled.step] = _Decision(planner.kind, planner.foregone)
         if budget.mode is PlanMode.FIXED:
             return None
         return budget.num_drafts
@@ -114,8 +121,11 @@ class DraftBudgets:
             num_accepted: [N] drafts accepted.
             survival: [N, D] fp32 of the drafts made after the step; 0 where there are none.
         """
+        decision = self._decision(scheduled.step)
         if self._planner is not None and self._watch is not None:
-            self._time(scheduled, self._planner, self._watch)
+            is_decode = scheduled.kind is StepKind.DECODE
+            kind = decision.kind if is_decode else None
+            self._time(scheduled, kind, self._planner, self._watch)
         current: Sequence[SequenceMetadata] = scheduled.sequences
         if scheduled.kind is not StepKind.DECODE:
             current = [metadata for metadata in current if metadata.samples]
@@ -129,8 +139,8 @@ class DraftBudgets:
         slots, owners = [metadata.slot for metadata in current], _owners(current)
         if scheduled.kind is StepKind.DECODE:
             verified = self._history.newest(slots, owners, unknown=float("nan"))
-            if self._foregone:
-                self._tell_outcome(scheduled, num_accepted, verified)
+            if decision.foregone is not None:
+                self._tell_outcome(scheduled, decision.foregone, num_accepted, verified)
             self.metrics.add_step(
                 [metadata.query_len - 1 for metadata in current],
                 num_verified,
@@ -141,24 +151,38 @@ class DraftBudgets:
             )
         self._history.put(slots, owners, survival)
 
-    def _time(self, scheduled: SchedulerOutputs, planner: VerifyPlanner, watch: RoundWatch) -> None:
-        self._is_watching = planner.wants_round(len(scheduled.sequences))
+    def _decision(self, step: int) -> _Decision:
+        """What was decided about a step that is committed; forget it and those taken back."""
+        decision = self._decisions.get(step, _Decision(RoundKind.WATCHED, None))
+        self._decisions = {later: each for later, each in self._decisions.items() if later > step}
+        return decision
+
+    def _time(
+        self,
+        scheduled: SchedulerOutputs,
+        kind: RoundKind | None,
+        planner: VerifyPlanner,
+        watch: RoundWatch,
+    ) -> None:
+        """Time a step; its kind is None if it is no decode step."""
+        if kind is not None:
+            self._is_watching = planner.wants_round(len(scheduled.sequences))
         if not self._is_watching:
             watch.pause()
             return
-        ended = watch.committed(scheduled)
+        ended = watch.committed(scheduled, kind)
         if ended is not None:
             planner.add_round(ended)
 
     def _tell_outcome(
         self,
         scheduled: SchedulerOutputs,
+        num_drafts: int,
         num_accepted: npt.NDArray[np.int64],
         survival: Survival,
     ) -> None:
         """Tell the planner what came where its plan was not carried out."""
-        num_drafts = self._foregone.pop(scheduled.step, None)
-        if num_drafts is None or self._planner is None:
+        if self._planner is None:
             return
         is_whole = len(survival) == len(scheduled.sequences) and not np.isnan(survival).any()
         if is_whole and min(m.query_len for m in scheduled.sequences) > self._max_drafts:

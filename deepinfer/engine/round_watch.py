@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TypeVar
 
-from deepinfer.device.runtime import StepKind
 from deepinfer.engine.step_state import SchedulerOutputs
-from deepinfer.speculation.round_times import Round
+from deepinfer.speculation.round_times import Round, RoundKind
 
 _T = TypeVar("_T")
 
@@ -32,7 +31,7 @@ class RoundWatch:
         self._clock_us = clock_us
         self._waited_us = 0.0
         self._last_us = 0.0
-        self._last: tuple[int, bool] | None = None
+        self._last: tuple[int, RoundKind] | None = None
         self._num_alike = 0
         self._held: Round | None = None
 
@@ -47,23 +46,27 @@ class RoundWatch:
         """Forget what went before: a step is committed whose time nobody wants."""
         self._last, self._num_alike, self._held = None, 0, None
 
-    def committed(self, scheduled: SchedulerOutputs) -> Round | None:
-        """Hear that a step is committed; the round before, if it can be told."""
+    def committed(self, scheduled: SchedulerOutputs, kind: RoundKind | None) -> Round | None:
+        """Hear that a step is committed; the round before, if it can be told.
+
+        Args:
+            scheduled: the step.
+            kind: what the planner had to do with it; None: it is no decode step.
+        """
         now_us, handed_out, self._held = self._clock_us(), self._held, None
         time_us, waited_us = now_us - self._last_us, self._waited_us
         self._last_us, self._waited_us = now_us, 0.0
-        if scheduled.kind is not StepKind.DECODE:
+        if kind is None:
             self._last, self._num_alike = None, 0
             return handed_out
-        is_planned = scheduled.draft_budget is not None
-        follows = self._last == (scheduled.step - 1, is_planned)
-        self._last = scheduled.step, is_planned
+        follows = self._last == (scheduled.step - 1, kind)
+        self._last = scheduled.step, kind
         self._num_alike = self._num_alike + 1 if follows else 1
         if self._num_alike >= _STEPS_ALIKE:
             self._held = Round(
                 len(scheduled.sequences),
                 scheduled.num_rows,
-                is_planned,
+                kind,
                 time_us,
                 time_us - waited_us,
             )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -12,6 +13,20 @@ from deepinfer.speculation.budget import Survival, admitted
 _DECAY = 1.0 - 1.0 / 32.0
 _FEWEST = 8
 """Rounds before anything is said."""
+
+
+class Outcome(NamedTuple):
+    """A round that verified all drafts though a plan was made.
+
+    Attributes:
+        num_drafts: K drafts of the batch that the plan would have verified.
+        survival: [R, D] fp32 of the drafts that the round verified, all of them.
+        accepted: [R] drafts accepted.
+    """
+
+    num_drafts: int
+    survival: Survival
+    accepted: npt.NDArray[np.int64]
 
 
 class ForegonePlans:
@@ -33,13 +48,7 @@ class ForegonePlans:
         self.correction, self.error = 1.0, 0.0
 
     def add(self, num_drafts: int, survival: Survival, accepted: npt.NDArray[np.int64]) -> None:
-        """Count a round.
-
-        Args:
-            num_drafts: K drafts of the batch that the plan would have verified.
-            survival: [R, D] fp32 of the drafts that the round verified, all of them.
-            accepted: [R] drafts accepted.
-        """
+        """Count a round, the fields of whose Outcome these are."""
         lengths = admitted(survival, num_drafts)
         kept = np.arange(survival.shape[1]) < lengths[:, None]
         num_requests = len(survival)

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from deepinfer.speculation.cost_tables import Times
-from deepinfer.speculation.foregone_plans import ForegonePlans
+from deepinfer.speculation.foregone_plans import ForegonePlans, Outcome
 from deepinfer.speculation.round_times import HostTimes
 from deepinfer.speculation.round_turns import Reckon, RoundTurns
 
@@ -26,7 +26,7 @@ _MOST_STEPS_TO_REST = 8192
 STEPS_TO_TIME = 20
 """Steps of a fixed length before plans are looked at, in which the host's part is timed."""
 _MOST_UNDECIDED = 16
-"""Comparisons in which plans are not known to pay before they are given up."""
+"""Planned turns in which plans are not known to pay before they are given up."""
 _SHARES = np.linspace(0.0, 1.0, 65)
 """Parts of a batch's drafts at which earlier rounds are remembered."""
 
@@ -47,6 +47,7 @@ class PlanRecord:
         planned_host: the same of plans that were carried out since the last rest.
         turns: of planned and fixed rounds, while plans are carried out; None: they are not.
         foregone: plans that were not, and what came in their rounds.
+        unread: the same, of fixed turns, not counted yet.
     """
 
     gains: int = 0
@@ -60,6 +61,7 @@ class PlanRecord:
     planned_host: HostTimes = field(default_factory=HostTimes)
     turns: RoundTurns | None = None
     foregone: ForegonePlans = field(default_factory=ForegonePlans)
+    unread: list[Outcome] = field(default_factory=list)
 
     def add_gain(self, gain: float) -> None:
         self.gains += 1
@@ -88,8 +90,8 @@ class PlanRecord:
     def pays(self, cost_noise: float) -> bool | None:
         """Whether the gain is above its noise; None: not known well enough.
 
-        Plans that are carried out are given up when they are known to lose, or are not known
-        to pay for long; until then both kinds take turns, and little is lost.
+        Of plans that are carried out it is False only where they are known to lose: until then
+        both kinds take turns, and little is lost.
         """
         gain = self.real_gain
         if self.mean_gain is None or gain is None or self.gains < _PLANS_TO_JUDGE:
@@ -106,34 +108,48 @@ class PlanRecord:
         error = math.hypot(error, self.turns.error)
         if gain > error:
             return True
-        is_lost = gain < -2.0 * error or self.turns.num_undecided >= _MOST_UNDECIDED
-        return False if is_lost else None
-
-    def begin_turns(self) -> None:
-        """Plans are known to pay by what is reckoned: carry them out beside fixed rounds.
-
-        Where no round was timed nothing can be compared, and every plan is carried out.
-        """
-        if self.turns is None and self.fixed_host.median_us is not None:
-            self.turns = RoundTurns()
+        # The error that few comparisons show is often far too small, by luck.
+        errors = 2.0 * (1.0 + 8.0 / self.turns.num_compared)
+        return False if gain < -errors * error else None
 
     def count_step(self, cost_noise: float, reckon: Reckon) -> None:
-        """Count a step in a rest, or in turns; a comparison that it ends is judged."""
+        """Count a step in a rest, or of a turn; at the end of a fixed turn plans are judged.
+
+        Only then: rounds of both kinds are as new then, and known with the same host's times.
+        """
         if self.num_fixed > 0:
             self.num_fixed -= 1
-        elif self.turns is not None and self.turns.count_step(reckon):
-            newest = self._gain_at(self.turns.newest)
-            self.turns.judged(
-                pays=self.pays(cost_noise) is True, newest_pays=newest is not None and newest > 0.0
-            )
-            if self.turns.is_long:
-                self.num_rests = _STEPS_TO_REST
+            return
+        turns = self.turns
+        if turns is None or not turns.count_step(reckon):
+            return
+        for outcome in self.unread:
+            self.foregone.add(*outcome)
+        self.unread.clear()
+        pays, newest = self.pays(cost_noise), self._gain_at(turns.newest)
+        turns.judged(pays=pays is True, newest_pays=newest is not None and newest > 0.0)
+        if turns.is_long:
+            self.num_rests = _STEPS_TO_REST
+        if pays is False or turns.num_undecided >= _MOST_UNDECIDED:
+            self.give_up()
+
+    def add_outcome(self, outcome: Outcome) -> None:
+        """Count what came where a plan was not carried out.
+
+        That takes the host about as long as a plan does. In a fixed turn it would make rounds
+        longer that planned ones are compared with, so it is put off until the turn has ended.
+        """
+        if self.turns is None:
+            self.foregone.add(*outcome)
+        else:
+            self.unread.append(outcome)
 
     def give_up(self) -> None:
         """Make no plans for a while."""
-        self.num_fixed, self.gains = self.num_rests, 0
+        self.num_fixed, self.gains = _STEPS_TO_REST, 0
         if self.turns is not None:
             # They were carried out and lost: each further try may cost as much.
+            self.num_fixed = self.num_rests
             self.num_rests = min(2 * self.num_rests, _MOST_STEPS_TO_REST)
         self.planned_host, self.turns = HostTimes(), None
         self.chosen.clear()

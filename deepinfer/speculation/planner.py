@@ -39,8 +39,10 @@ from deepinfer.speculation.budget import (
     lower_envelope,
 )
 from deepinfer.speculation.cost_tables import CostTables, Times
+from deepinfer.speculation.foregone_plans import Outcome
 from deepinfer.speculation.plan_record import PLANS_OF_AGE, SMOOTHING, STEPS_TO_TIME, PlanRecord
-from deepinfer.speculation.round_times import Round
+from deepinfer.speculation.round_times import Round, RoundKind
+from deepinfer.speculation.round_turns import RoundTurns
 
 
 class PlanMode(enum.Enum):
@@ -76,6 +78,7 @@ class VerifyPlanner:
         num_plans: steps for which it looked at confidences.
         foregone: K that the newest decision would have been, where all drafts are verified
             nonetheless; None where it was carried out, or nothing is to be learned from it.
+        kind: what the newest decision had to do with plans.
         scheduling: which confidences it wants.
     """
 
@@ -132,6 +135,7 @@ class VerifyPlanner:
         self._own_us = 0.0
         self.num_plans = 0
         self.foregone: int | None = None
+        self.kind = RoundKind.FIXED
         self._clock_us = clock_us or (lambda: time.perf_counter_ns() / 1000.0)
 
     @property
@@ -146,7 +150,10 @@ class VerifyPlanner:
 
     def wants_survival(self, num_sampling: int) -> bool:
         """Whether the next plan for so many requests looks at survivals."""
-        return num_sampling > 0 and not self._is_fixed(self._record(num_sampling), num_sampling)
+        if num_sampling == 0:
+            return False
+        is_limited = self._most_drafts(num_sampling, 0) < num_sampling * self._max_drafts
+        return is_limited or not self._record(num_sampling).is_fixed
 
     def plan(
         self,
@@ -172,20 +179,20 @@ class VerifyPlanner:
                 "make the planner for the scheduler's limit"
             )
         fixed = PlannedBudget(num_sampling * self._max_drafts, PlanMode.FIXED)
-        self.foregone = None
-        limit = self._most_drafts(num_sampling, num_other_rows)
+        self.foregone, self.kind = None, RoundKind.FIXED
         if num_sampling == 0:
             return fixed
+        limit = self._most_drafts(num_sampling, num_other_rows)
+        is_limited = limit < fixed.num_drafts
         record = self._record(num_sampling)
-        is_fixed = self._is_fixed(record, num_sampling, num_other_rows)
-        record.count_step(self._noise, partial(self._round_us, record))
-        if is_fixed:
+        if record.is_fixed and not is_limited:
+            self._count_step(record)
             if record.chosen:  # between planned rounds: as the newest of them
                 self.foregone = round(record.chosen[-1] * num_sampling)
             return fixed
         if survival is None:
             survival = np.ones((num_sampling, self._max_drafts), dtype=np.float32)
-            if limit >= fixed.num_drafts:
+            if not is_limited:
                 return fixed
         if survival.shape != (num_sampling, self._max_drafts):
             raise ContractError(
@@ -193,21 +200,32 @@ class VerifyPlanner:
                 f"{self._max_drafts}): a row for each request that samples"
             )
         # Before this step is looked at: its confidences know drafts that are decided about now.
-        pays = True if not self._falls_back else record.pays(self._noise)
+        is_carried_out = is_limited or not self._falls_back or self._takes_turn(record)
         self.num_plans += 1
         begin = self._clock_us()
         budget = self._choose(survival, num_sampling, num_other_rows, limit, record)
         self._count_own_time(self._clock_us() - begin)
-        if pays is False:
-            record.give_up()
-        elif pays and self._falls_back:
-            record.begin_turns()
-        # Until plans are known to pay they are looked at, and not carried out.
-        is_tried = pays or (pays is None and record.turns is not None)
-        if limit >= fixed.num_drafts and (not is_tried or budget >= fixed.num_drafts):
-            self.foregone = budget
+        if not is_carried_out:
+            # Until plans are known to pay they are looked at, and not carried out.
+            self.foregone, self.kind = budget, RoundKind.WATCHED
             return fixed
-        return PlannedBudget(budget, PlanMode.DYNAMIC)
+        self.kind = RoundKind.PLANNED
+        return fixed if budget >= fixed.num_drafts else PlannedBudget(budget, PlanMode.DYNAMIC)
+
+    def _takes_turn(self, record: PlanRecord) -> bool:
+        """Whether a plan that is made now is carried out; begins turns of such plans."""
+        if record.turns is not None:
+            self._count_step(record)
+            return True
+        pays = record.pays(self._noise)
+        if pays:
+            record.turns = RoundTurns()
+        elif pays is False:
+            record.give_up()
+        return False
+
+    def _count_step(self, record: PlanRecord) -> None:
+        record.count_step(self._noise, partial(self._round_us, record))
 
     def wants_round(self, num_sampling: int) -> bool:
         """Whether `add_round` counts rounds of so many requests now; early in a rest it does not.
@@ -222,13 +240,13 @@ class VerifyPlanner:
         """Hear how long a round took that this planner decided about, if it wants to know."""
         if not self.wants_round(ended.num_sampling):
             return
-        record = self._record(ended.num_sampling)
-        if not ended.is_planned and not record.is_fixed:
+        record, is_planned = self._record(ended.num_sampling), ended.kind is RoundKind.PLANNED
+        if ended.kind is RoundKind.WATCHED:
             return  # a plan was made in it all the same
-        (record.planned_host if ended.is_planned else record.fixed_host).add(ended.host_us)
+        (record.planned_host if is_planned else record.fixed_host).add(ended.host_us)
         if record.turns is not None:
             (device_us,) = self._device_times(ended.num_sampling, ended.num_rows, 0).tolist()
-            record.turns.add(device_us, ended.time_us, is_planned=ended.is_planned)
+            record.turns.add(device_us, ended.time_us, is_planned=is_planned)
 
     def add_outcome(
         self, num_drafts: int, survival: Survival, accepted: npt.NDArray[np.int64]
@@ -240,7 +258,7 @@ class VerifyPlanner:
             survival: [R, D] fp32 of its drafts.
             accepted: [R] drafts accepted.
         """
-        self._record(len(survival)).foregone.add(num_drafts, survival, accepted)
+        self._record(len(survival)).add_outcome(Outcome(num_drafts, survival, accepted))
 
     def expected_gain(self, num_sampling: int) -> float | None:
         """Mean gain over the fixed length for batches of about this size; None: not known yet."""
@@ -254,11 +272,6 @@ class VerifyPlanner:
             begins = STEPS_TO_TIME if self._falls_back else 0
             self._records[size] = PlanRecord(num_fixed=begins)
         return self._records[size]
-
-    def _is_fixed(self, record: PlanRecord, num_sampling: int, num_other_rows: int = 0) -> bool:
-        """Whether the next step has the fixed length, whatever its drafts are."""
-        most = self._most_drafts(num_sampling, num_other_rows)
-        return record.is_fixed and most >= num_sampling * self._max_drafts
 
     def _most_drafts(self, num_sampling: int, num_other_rows: int) -> int:
         most = num_sampling * self._max_drafts

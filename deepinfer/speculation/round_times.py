@@ -2,15 +2,28 @@
 
 from __future__ import annotations
 
+import enum
 import statistics
 from collections import deque
 from typing import NamedTuple
 
-_NUM_KEPT = 16
+_NUM_KEPT = 8
 _NUM_NEW = 4
 """Rounds after which the median is taken anew."""
-_FEWEST = 8
+_FEWEST = 4
 """Rounds before there is one."""
+
+
+class RoundKind(enum.Enum):
+    """What a planner had to do with a round.
+
+    FIXED: nothing; all drafts are verified. WATCHED: it looked at a plan that is not carried out.
+    PLANNED: its plan is carried out, which may be to verify all drafts.
+    """
+
+    FIXED = "fixed"
+    WATCHED = "watched"
+    PLANNED = "planned"
 
 
 class Round(NamedTuple):
@@ -19,14 +32,14 @@ class Round(NamedTuple):
     Attributes:
         num_sampling: R requests that sampled.
         num_rows: its rows at most.
-        is_planned: whether its budget was a plan's.
+        kind: what the planner had to do with it.
         time_us: all of it.
         host_us: without the host's waits for the device.
     """
 
     num_sampling: int
     num_rows: int
-    is_planned: bool
+    kind: RoundKind
     time_us: float
     host_us: float
 

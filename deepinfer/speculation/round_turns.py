@@ -19,9 +19,9 @@ _SHORTEST = 8
 _LONGEST = 256
 """Steps of a planned turn where plans have paid for long."""
 _TIMED = 4
-"""Timed rounds that a turn waits for, and that a comparison takes."""
-_MOST_WAITS = 4
-"""Times its length that a turn waits for them: prompts in between leave few rounds to time."""
+"""Timed rounds that a turn waits for; with fewer it is not compared."""
+_MOST_WAIT = 24
+"""Steps beyond its length that a turn waits for them: prompts in between leave few to time."""
 _NUM_COMPARED = 16
 """Newest comparisons that count."""
 _FEWEST_COMPARED = 4
@@ -49,8 +49,10 @@ class RoundTurns:
         ratio: time of planned rounds over fixed ones, each over what was reckoned; None: not
             known yet.
         error: standard error of `ratio`, as a share of it.
-        newest: the newest comparison alone; None before the first.
-        num_undecided: comparisons since plans were last known to pay.
+        newest: the newest comparison alone; None: the turns that ended last had too few rounds
+            that were timed, or there were none.
+        num_compared: comparisons that count.
+        num_undecided: planned turns since plans were last known to pay.
         is_long: whether planned turns are as long as they get.
     """
 
@@ -64,7 +66,8 @@ class RoundTurns:
         self._planned_steps = _SHORTEST
         self._num_steps = 0
         self._rounds: _Rounds = []
-        # The newest turns that had enough of them.
+        # Those of the turns before, empty if too few were timed.
+        self._has_planned = False
         self._before: _Rounds = []
         self._planned: _Rounds = []
         self._compared: deque[tuple[_Rounds, _Rounds, _Rounds, _Rounds]] = deque(
@@ -75,13 +78,18 @@ class RoundTurns:
     def is_long(self) -> bool:
         return self._planned_steps == _LONGEST
 
+    @property
+    def num_compared(self) -> int:
+        return len(self._compared)
+
     def add(self, device_us: float, time_us: float, *, is_planned: bool) -> None:
         """Count a round.
 
         Args:
             device_us: what the device was to need, by the cost tables.
             time_us: how long it was.
-            is_planned: its kind. Of the other kind than the turn's, it began before the turn.
+            is_planned: whether a plan was carried out in it. Of the other kind than the turn's,
+                it began before the turn.
 
         A round that took no time by the engine's clock is of a clock that stands, and left out.
         """
@@ -89,14 +97,14 @@ class RoundTurns:
             self._rounds.append(_Timed(device_us, time_us))
 
     def count_step(self, reckon: Reckon) -> bool:
-        """Count a step of this turn, the last one of which ends it; whether one was compared.
+        """Count a step of this turn; whether it ends a fixed one that follows a planned one.
 
         Args:
             reckon: with what is known of the host by now. All rounds are reckoned by the same.
         """
         self._num_steps += 1
         length = self._planned_steps if self.is_planned else _SHORTEST
-        is_timed = len(self._rounds) >= _TIMED or self._num_steps >= _MOST_WAITS * length
+        is_timed = len(self._rounds) >= _TIMED or self._num_steps >= length + _MOST_WAIT
         if self._num_steps < length or not is_timed:
             return False
         turn, self._rounds, self._num_steps = self._rounds, [], 0
@@ -104,24 +112,27 @@ class RoundTurns:
         if len(turn) < _TIMED:
             turn = []  # what comes next has nothing to stand beside
         if not self.is_planned:
-            self._planned = turn
+            self._planned, self._has_planned = turn, True
             return False
-        is_whole = bool(self._before and self._planned and turn)
-        if is_whole:
+        self.newest = None
+        if self._before and self._planned and turn:
             # Of a long turn the rounds that are near to those they are compared with.
             first, last = self._planned[:_SHORTEST], self._planned[-_SHORTEST:]
             self._compared.append((self._before, first, last, turn))
             self._compare(reckon)
         self._before, self._planned = turn, []
-        return is_whole
+        return self._has_planned
 
     def judged(self, *, pays: bool, newest_pays: bool) -> None:
-        """Hear what the comparison is worth, for the length of the next turns.
+        """Hear what a planned turn was worth, for the length of the next ones.
 
         Args:
             pays: whether plans are known to.
             newest_pays: whether they did by the newest comparison alone.
         """
+        if self.newest is None:
+            self.num_undecided += 1
+            return
         self.num_undecided = 0 if pays else self.num_undecided + 1
         if not pays:
             self._planned_steps = _SHORTEST

@@ -134,7 +134,7 @@ def simulate(
         if scheduling is not None:
             if planner.foregone is not None:
                 planner.add_outcome(planner.foregone, survival, right)
-            planner.add_round(Round(num_requests, rows, is_planned, round_us, scenario.host_us))
+            planner.add_round(Round(num_requests, rows, planner.kind, round_us, scenario.host_us))
     rounds = num_requests * num_steps
     return Outcome(
         num_verified=verified / rounds,

@@ -19,7 +19,7 @@ from deepinfer.engine.step_state import SchedulerOutputs, SequenceMetadata
 from deepinfer.speculation.budget import Survival
 from deepinfer.speculation.cost_tables import CostTables
 from deepinfer.speculation.planner import Scheduling, VerifyPlanner
-from deepinfer.speculation.round_times import Round
+from deepinfer.speculation.round_times import Round, RoundKind
 from deepinfer.speculation.survival_history import SurvivalHistory
 
 PARAMS = SamplingParams()
@@ -165,7 +165,7 @@ def test_the_planner_hears_how_long_rounds_take(monkeypatch: pytest.MonkeyPatch)
         assert tested.wait(lambda: "results") == "results"
         collect(tested, scheduled, CERTAIN, CERTAIN)
     # The clock is read at the begin and the end of a wait and at the commit.
-    assert heard == [Round(2, 6, False, 300.0, 200.0)] * 2
+    assert heard == [Round(2, 6, RoundKind.FIXED, 300.0, 200.0)] * 2
 
 
 @pytest.mark.parametrize("query_len", [1 + DRAFTS, DRAFTS])

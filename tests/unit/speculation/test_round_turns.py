@@ -28,8 +28,9 @@ def take(
     for number in range(num_steps):
         is_planned = tested.is_planned
         tested.add(100.0, time_us(number, is_planned), is_planned=is_planned)
-        compared = tested.count_step(as_reckoned)
-        if compared:
+        compared = False
+        if tested.count_step(as_reckoned):
+            compared = tested.newest is not None
             tested.judged(pays=pays, newest_pays=pays)
         yield is_planned, compared
 
@@ -138,15 +139,19 @@ def test_undecided_comparisons_are_counted_until_plans_pay() -> None:
 
 
 def test_turns_without_timed_rounds_end_and_are_compared_with_nothing() -> None:
-    """Prompts come between all steps; then one planned turn has no rounds."""
+    """Prompts come between all steps."""
     tested = RoundTurns()
     kinds = []
-    for _ in range(200):
+    for _ in range(300):
         kinds.append(tested.is_planned)
-        assert not tested.count_step(as_reckoned)
+        if tested.count_step(as_reckoned):
+            tested.judged(pays=True, newest_pays=True)
     assert set(kinds) == {False, True}
-    assert max(len(list(turn)) for _, turn in itertools.groupby(kinds)) <= 4 * SHORTEST
+    assert max(len(list(turn)) for _, turn in itertools.groupby(kinds)) == SHORTEST + 24
     assert tested.newest is None
+    assert tested.num_compared == 0
+    # A planned turn begins and ends in 64 steps; that nothing was compared leaves it undecided.
+    assert tested.num_undecided == 300 // 64
 
 
 def test_a_clock_that_stands_says_nothing() -> None:
