@@ -18,7 +18,7 @@ def in_turns(runs: Sequence[_Run], rounds: int, label: str) -> Iterator[_Run]:
     """Each run once a round, with progress.
 
     A machine is not the same after an idle and after a busy turn: all orders take turns, too, so
-    that in six rounds of three runs each comes after each of the others equally often.
+    that within six rounds of three runs each comes after each of the others equally often.
     """
     orders = itertools.cycle(itertools.permutations(runs))
     for number, order in enumerate(itertools.islice(orders, rounds)):

@@ -354,6 +354,46 @@ def test_turns_whose_rounds_are_never_timed_are_given_up() -> None:
     assert 0 < modes[first:].count(PlanMode.DYNAMIC) < 0.4 * len(modes[first:])
 
 
+def test_sizes_by_turns_are_given_up_where_no_round_can_be_timed() -> None:
+    """A batch hovers between two sizes, and never is a round like the two before it."""
+    tested = planner()
+    sizes = [np.tile(GOOD_AND_BAD, (count, 1)) for count in (4, 1)]
+    modes = [tested.plan(len(drafts), drafts).mode for _ in range(4000) for drafts in sizes]
+    assert PlanMode.DYNAMIC in modes
+    assert modes.count(PlanMode.DYNAMIC) < 0.4 * len(modes)
+
+
+def test_what_is_never_known_to_pay_is_given_up() -> None:
+    """Sixteen turns without a decision; the gain is there, and small beside its noise."""
+    record = PlanRecord(turns=RoundTurns())
+    turn = record.turns
+    assert turn is not None
+    generator = np.random.default_rng(0)
+    for number in range(2000):
+        record.add_gain(0.04 + 0.3 * (-1.0) ** number)
+        time_us = float(generator.normal(100.0, 1.0))
+        turn.add(100.0, time_us, is_planned=turn.is_planned)
+        record.count_step(0.0, lambda device_us, is_planned: device_us)
+        if record.turns is None:
+            break
+    assert turn.num_undecided == 16
+    assert record.num_fixed == 512
+    assert record.num_rests == 1024
+
+
+def test_a_try_that_went_well_for_long_makes_the_next_rest_short() -> None:
+    record = PlanRecord(turns=RoundTurns(), num_rests=4096)
+    turn = record.turns
+    assert turn is not None
+    for _ in range(20):
+        record.add_gain(0.2)
+    while not turn.is_long:
+        assert record.num_rests == 4096
+        turn.add(100.0, 100.0, is_planned=turn.is_planned)
+        record.count_step(0.0, lambda device_us, is_planned: device_us)
+    assert record.num_rests == 512
+
+
 def test_a_rest_after_plans_that_were_not_carried_out_is_short_again() -> None:
     record = PlanRecord(turns=RoundTurns(), num_fixed=0)
     rests = []
