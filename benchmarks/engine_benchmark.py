@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import itertools
+import random
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar
@@ -20,8 +21,9 @@ def in_turns(runs: Sequence[_Run], rounds: int, label: str) -> Iterator[_Run]:
     A machine is not the same after an idle and after a busy turn: all orders take turns, too, so
     that within six rounds of three runs each comes after each of the others equally often.
     """
-    orders = itertools.cycle(itertools.permutations(runs))
-    for number, order in enumerate(itertools.islice(orders, rounds)):
+    orders = list(itertools.permutations(runs))
+    random.Random(0).shuffle(orders)  # of many runs few orders come
+    for number, order in enumerate(itertools.islice(itertools.cycle(orders), rounds)):
         print(f"\r  {label}, round {number + 1}/{rounds}  ", end="", file=sys.stderr, flush=True)
         yield from order
     print(file=sys.stderr)

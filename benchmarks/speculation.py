@@ -44,6 +44,8 @@ from deepinfer.evaluation.heldout import heldout_names, read_heldout
 from deepinfer.speculation.metrics import SpeculationMetrics
 
 MODES = ("off", "fixed", "dynamic")
+CONTROL = "control"
+"""A second engine of mode fixed: what it differs by from the first is noise."""
 TALES = (
     "Once upon a time there was a kind farmer named Clara.",
     "Long ago, in a village, there lived a curious clock maker called Mira. One day",
@@ -164,7 +166,7 @@ def begin(args: argparse.Namespace, mode: str, count: int, costs: Path) -> Run:
     values: dict[str, Any] = {
         "numerics": args.numerics,
         "backend.name": args.backend,
-        "speculation.mode": mode,
+        "speculation.mode": "fixed" if mode == CONTROL else mode,
         "scheduler.async_depth": args.depth,
         "scheduler.max_num_seqs": count,
         "scheduler.max_num_tokens": max(512, 6 * count),
@@ -282,39 +284,45 @@ class Race(NamedTuple):
         return metrics
 
 
-def over_fixed(races: Sequence[Race]) -> float:
-    """All tokens of dynamic over all its time, over the same of fixed."""
+def over_fixed(mode: str, races: Sequence[Race]) -> float:
+    """All tokens of a mode over all its time, over the same of fixed."""
 
     def rate(mode: str) -> float:
         blocks = [block for each in races for block in each.blocks[mode]]
         return sum(b.rate * b.seconds for b in blocks) / sum(b.seconds for b in blocks)
 
-    return rate("dynamic") / rate("fixed")
+    return rate(mode) / rate("fixed")
 
 
-def over_fixed_by_rounds(races: Sequence[Race]) -> float:
+def over_fixed_by_rounds(mode: str, races: Sequence[Race]) -> float:
     """Median over all rounds, which a round with a slow spell in it does not move."""
     return statistics.median(
-        dynamic.rate / fixed.rate
+        other.rate / fixed.rate
         for each in races
-        for dynamic, fixed in zip(each.blocks["dynamic"], each.blocks["fixed"], strict=True)
+        for other, fixed in zip(each.blocks[mode], each.blocks["fixed"], strict=True)
     )
+
+
+def modes_of(args: argparse.Namespace) -> tuple[str, ...]:
+    """Names of the engines that take part."""
+    return (*MODES, CONTROL) if args.control else MODES
 
 
 def race(args: argparse.Namespace, count: int, costs: Path, number: int) -> Race:
     """Begin an engine of each mode, another one first each time, and let them take turns."""
     label = f"{count} sequences, start {number + 1}/{args.starts}"
     print(f"  {label}: costs and prompts", file=sys.stderr, flush=True)
-    first = number % len(MODES)
-    order = (*MODES[first:], *MODES[:first])
+    modes = modes_of(args)
+    first = number % len(modes)
+    order = (*modes[first:], *modes[:first])
     runs = {mode: Contender(args, mode, count, costs) for mode in order}
     # As many as the slowest mode answers in that time; the block does not count, nor those of the
     # others in which plans are watched.
     num_sets = max(1, round(args.block_s / runs["off"].block(1).seconds))
-    blocks: dict[str, list[Block]] = {mode: [] for mode in MODES}
-    for mode in MODES:
+    blocks: dict[str, list[Block]] = {mode: [] for mode in modes}
+    for mode in modes:
         runs[mode].block(num_sets)
-    for mode in in_turns(MODES, args.rounds, label):
+    for mode in in_turns(modes, args.rounds, label):
         blocks[mode].append(runs[mode].block(num_sets))
     ended = {mode: run.end() for mode, run in runs.items()}
     check_same(ended, count)
@@ -327,7 +335,7 @@ def measure(args: argparse.Namespace, count: int) -> tuple[dict[str, Any], Specu
         costs = Path(folder) / "costs.json"
         races = [race(args, count, costs, number) for number in range(args.starts)]
     figures: dict[str, Any] = {}
-    for mode in MODES:
+    for mode in modes_of(args):
         found = [block for each in races for block in each.blocks[mode]]
         figures[mode] = {
             "tokens_per_s": statistics.median(block.rate for block in found),
@@ -341,9 +349,11 @@ def measure(args: argparse.Namespace, count: int) -> tuple[dict[str, Any], Specu
                 {**each["all"]["per_round"], "planned_share": each["planned_share"]}
                 for each in drafted
             ]
-    figures["dynamic"]["over_fixed"] = over_fixed(races)
-    figures["dynamic"]["over_fixed_by_start"] = [over_fixed([each]) for each in races]
-    figures["dynamic"]["over_fixed_by_rounds"] = over_fixed_by_rounds(races)
+        if mode not in ("off", "fixed"):
+            by_start = [over_fixed(mode, [each]) for each in races]
+            figures[mode]["over_fixed"] = over_fixed(mode, races)
+            figures[mode]["over_fixed_by_start"] = by_start
+            figures[mode]["over_fixed_by_rounds"] = over_fixed_by_rounds(mode, races)
     return figures, races[-1].metrics("dynamic")
 
 
@@ -360,6 +370,9 @@ def main() -> None:
     parser.add_argument(
         "--block-s", type=float, default=3.0, help="seconds of a block of the slowest mode"
     )
+    parser.add_argument(
+        "--control", action="store_true", help="a second engine of mode fixed, to see the noise"
+    )
     parser.add_argument("--json", type=Path)
     parser.add_argument("--svg", type=Path, help="picture of the rates")
     parser.add_argument("--metrics-svg", type=Path, help="picture of the largest dynamic run")
@@ -367,7 +380,7 @@ def main() -> None:
     names = ("backend", "numerics", "drafts", "depth", "starts", "rounds", "block_s")
     settings = {name: getattr(args, name) for name in names}
     found: dict[str, dict[str, Any]] = {}
-    lines: dict[str, list[tuple[float, float]]] = {mode: [] for mode in MODES[1:]}
+    lines: dict[str, list[tuple[float, float]]] = {}
     print(
         f"{'sequences':>10} {'mode':<9}{'tokens/s':>10}{'x off':>8}{'/CPU s':>9}{'verified':>10}"
         f"{'accepted':>10}{'planned':>9}{'x fixed':>9}{'from':>7}{'to':>7}{'rounds':>8}"
@@ -375,19 +388,19 @@ def main() -> None:
     for count in args.sequences:
         figures, metrics = measure(args, count)
         found[str(count)] = figures
-        for mode in MODES:
+        for mode in modes_of(args):
             row = figures[mode]
             ratio = row["tokens_per_s"] / figures["off"]["tokens_per_s"]
             cells = f"{count:>10} {mode:<9}{row['tokens_per_s']:>10.1f}{ratio:>8.3f}"
             cells += f"{row['tokens_per_cpu_s']:>9.1f}"
             if mode != "off":
-                lines[mode].append((count, ratio))
+                lines.setdefault(mode, []).append((count, ratio))
                 verified, accepted, planned = (
                     statistics.mean(each[name] for each in row["starts"])
                     for name in ("verified", "accepted", "planned_share")
                 )
                 cells += f"{verified:>10.2f}{accepted:>10.2f}{100 * planned:>8.0f}%"
-            if mode == "dynamic":
+            if "over_fixed" in row:
                 ratios = row["over_fixed_by_start"]
                 cells += f"{row['over_fixed']:>9.3f}{min(ratios):>7.3f}{max(ratios):>7.3f}"
                 cells += f"{row['over_fixed_by_rounds']:>8.3f}"

@@ -21,6 +21,7 @@ from deepinfer_reference.handles import (
     DenseLinear,
     EngramRows,
 )
+from deepinfer_reference.host_memory import keep_freed_memory
 from deepinfer_reference.ops import (
     attention,
     compress,
@@ -69,6 +70,7 @@ class ReferenceBackend:
             raise ConfigError(
                 f"backend.options.runtime is {mode!r}; expected one of {_OPTIONS['runtime']}"
             )
+        keep_freed_memory()
         self.numerics = config.numerics
         self.runtime = ReferenceRuntime(RuntimeMode(mode))
         self.ops = build_op_table(config.numerics)
