@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 import numpy as np
 
@@ -27,6 +28,7 @@ STEPS_TO_TIME = 20
 """Steps of a fixed length before plans are looked at, in which the host's part is timed."""
 _MOST_UNDECIDED = 16
 """Planned turns in which plans are not known to pay before they are given up."""
+_Share = TypeVar("_Share", float, Times)
 _SHARES = np.linspace(0.0, 1.0, 65)
 """Parts of a batch's drafts at which earlier rounds are remembered."""
 
@@ -36,8 +38,10 @@ class PlanRecord:
     """What planning was worth for batches of about one size, and what their drafts were.
 
     Attributes:
-        gains: number of gains in the means below.
-        mean_gain: running mean, as it is reckoned; None before the first.
+        gains: number of plans in the running means below.
+        mean_tokens: expected tokens of a plan over those of all drafts; None before the first.
+        mean_time: time of its round over that of a fixed one, by the tables.
+        mean_gain: tokens over time, less 1.
         mean_square: of the gains.
         num_fixed: steps for which no plan is made.
         num_rests: steps of the next rest.
@@ -51,7 +55,9 @@ class PlanRecord:
     """
 
     gains: int = 0
-    mean_gain: float | None = None
+    mean_tokens: float | None = None
+    mean_time: float = 1.0
+    mean_gain: float = 0.0
     mean_square: float = 0.0
     num_fixed: int = 0
     num_rests: int = _STEPS_TO_REST
@@ -63,13 +69,28 @@ class PlanRecord:
     foregone: ForegonePlans = field(default_factory=ForegonePlans)
     unread: list[Outcome] = field(default_factory=list)
 
-    def add_gain(self, gain: float) -> None:
+    def add_plan(self, tokens: float, time: float) -> None:
+        """Count a plan.
+
+        Args:
+            tokens: expected tokens of its drafts over those of all drafts.
+            time: time of its round over that of a fixed one, by the tables.
+        """
         self.gains += 1
+        gain = tokens / self.real_time(time) - 1.0
         # A plain mean at first, so that one step does not decide.
         weight = max(SMOOTHING, 1.0 / self.gains)
-        old = gain if self.mean_gain is None else self.mean_gain
-        self.mean_gain = old + weight * (gain - old)
+        if self.mean_tokens is None:
+            self.mean_tokens, self.mean_time, self.mean_gain = tokens, time, gain
+        self.mean_tokens += weight * (tokens - self.mean_tokens)
+        self.mean_time += weight * (time - self.mean_time)
+        self.mean_gain += weight * (gain - self.mean_gain)
         self.mean_square += weight * (gain * gain - self.mean_square)
+
+    def real_time(self, time: _Share) -> _Share:
+        """The same share of a fixed round's time, with what plans really save."""
+        saving = 1.0 if self.turns is None else self.turns.saving
+        return 1.0 - saving * (1.0 - time)
 
     @property
     def is_fixed(self) -> bool:
@@ -79,13 +100,13 @@ class PlanRecord:
     @property
     def real_gain(self) -> float | None:
         """The mean gain, with tokens and times as they came; None before the first."""
-        return self._gain_at(None if self.turns is None else self.turns.ratio)
+        return self._gain_at(self.real_time(self.mean_time))
 
-    def _gain_at(self, ratio: float | None) -> float | None:
-        """The mean gain if planned rounds take `ratio` of what was reckoned."""
-        if self.mean_gain is None:
+    def _gain_at(self, time: float) -> float | None:
+        """The mean gain if planned rounds take such a share of a fixed one's time."""
+        if self.mean_tokens is None:
             return None
-        return (1.0 + self.mean_gain) * self.foregone.correction / (ratio or 1.0) - 1.0
+        return self.mean_tokens * self.foregone.correction / time - 1.0
 
     def pays(self, cost_noise: float) -> bool | None:
         """Whether the gain is above its noise; None: not known well enough.
@@ -94,14 +115,14 @@ class PlanRecord:
         both kinds take turns, and little is lost.
         """
         gain = self.real_gain
-        if self.mean_gain is None or gain is None or self.gains < _PLANS_TO_JUDGE:
+        if gain is None or self.gains < _PLANS_TO_JUDGE:
             return None
         variance = max(0.0, self.mean_square - self.mean_gain**2)
         error = math.sqrt(variance / min(self.gains, 1.0 / SMOOTHING))
         error = math.hypot(error, self.foregone.error)
         if self.turns is None:
             return gain > max(cost_noise, error)
-        if self.turns.ratio is None:
+        if not self.turns.is_compared:
             # A gain that dips below its noise is no reason to end what was begun.
             return True if gain > max(cost_noise, error) else None if gain > 0.0 else False
         # Rounds of both kinds are known: it does not matter how well their costs were.
@@ -121,12 +142,17 @@ class PlanRecord:
             self.num_fixed -= 1
             return
         turns = self.turns
+        was_compared = turns is not None and turns.is_compared
         if turns is None or not turns.count_step(reckon):
             return
         for outcome in self.unread:
             self.foregone.add(*outcome)
         self.unread.clear()
-        pays, newest = self.pays(cost_noise), self._gain_at(turns.newest)
+        pays = self.pays(cost_noise)
+        if pays is not True and turns.is_compared and not was_compared:
+            # Now that it is known what rows really cost other plans are made: judge those.
+            pays, self.gains = None, 0
+        newest = None if turns.newest is None else self._gain_at(turns.newest)
         turns.judged(pays=pays is True, newest_pays=newest is not None and newest > 0.0)
         if turns.is_long:
             self.num_rests = _STEPS_TO_REST

@@ -293,6 +293,9 @@ class VerifyPlanner:
         first_row = num_sampling + num_other_rows
         device_us = self._device_times(num_sampling, first_row, num_sampling * self._max_drafts)
         times = self._rounds(record, device_us, is_planned=True)
+        (fixed_us,) = self._rounds(record, device_us[-1:], is_planned=False).tolist()
+        shares = times / fixed_us
+        times = fixed_us * record.real_time(shares)
         limited = slice(limit + 1)
         if self.scheduling is Scheduling.ASYNCHRONOUS:
             budget = best_budget(tokens[limited], times[limited])
@@ -310,9 +313,7 @@ class VerifyPlanner:
             judged = round(record.chosen[0] * num_sampling) if full else None
         record.chosen.append(budget.num_drafts / num_sampling)
         if judged is not None:
-            (fixed_us,) = self._rounds(record, device_us[-1:], is_planned=False)
-            rate = tokens[judged] / times[judged]
-            record.add_gain(float(rate * fixed_us / tokens[-1] - 1.0))
+            record.add_plan(float(tokens[judged] / tokens[-1]), float(shares[judged]))
         return budget.num_drafts
 
     def _device_times(self, num_sampling: int, first_row: int, num_drafts: int) -> Times:

@@ -26,6 +26,8 @@ _NUM_COMPARED = 16
 """Newest comparisons that count."""
 _FEWEST_COMPARED = 4
 """Comparisons before there is a ratio."""
+_LEAST_SAVING = 0.01
+"""Share of a round that plans are to save, below which nothing is learned about the tables."""
 _ERROR_OF_MEDIAN = 1.4826 * 1.2533
 """Standard error of a normal sample's median times sqrt(count), by the median distance to it."""
 
@@ -46,11 +48,11 @@ class RoundTurns:
 
     Attributes:
         is_planned: whose turn it is.
-        ratio: time of planned rounds over fixed ones, each over what was reckoned; None: not
-            known yet.
-        error: standard error of `ratio`, as a share of it.
-        newest: the newest comparison alone; None: the turns that ended last had too few rounds
-            that were timed, or there were none.
+        saving: time that planned rounds save beside fixed ones, over what they were to save by
+            the tables; 1 until it is known.
+        error: standard error of the time of planned rounds over that of fixed ones, as a share.
+        newest: time of planned rounds over fixed ones in the newest comparison alone; None: the
+            turns that ended last had too few rounds that were timed, or there were none.
         num_compared: comparisons that count.
         num_undecided: planned turns since plans were last known to pay.
         is_long: whether planned turns are as long as they get.
@@ -59,7 +61,7 @@ class RoundTurns:
     def __init__(self) -> None:
         """No turn was taken."""
         self.is_planned = False
-        self.ratio: float | None = None
+        self.saving = 1.0
         self.error = 0.0
         self.newest: float | None = None
         self.num_undecided = 0
@@ -77,6 +79,11 @@ class RoundTurns:
     @property
     def is_long(self) -> bool:
         return self._planned_steps == _LONGEST
+
+    @property
+    def is_compared(self) -> bool:
+        """Whether there are comparisons enough."""
+        return len(self._compared) >= _FEWEST_COMPARED
 
     @property
     def num_compared(self) -> int:
@@ -143,23 +150,29 @@ class RoundTurns:
             self._planned_steps = max(self._planned_steps // 4, _SHORTEST)
 
     def _compare(self, reckon: Reckon) -> None:
-        found = []
+        reckoned, beside = [], []
         for before, first, last, after in self._compared:
-            fixed = _middle(before, reckon, is_planned=False)
-            fixed += _middle(after, reckon, is_planned=False)
-            planned = _middle(first, reckon, is_planned=True)
-            planned += _middle(last, reckon, is_planned=True)
-            found.append((planned - fixed) / 2.0)
-        self.newest = math.exp(found[-1])
-        if len(found) < _FEWEST_COMPARED:
+            pairs = ((first, before), (last, after))
+            logs = [_middle(planned) - _middle(fixed) for planned, fixed in pairs]
+            tables = [
+                _middle(planned, reckon, is_planned=True) - _middle(fixed, reckon)
+                for planned, fixed in pairs
+            ]
+            reckoned.append(sum(tables) / 2.0)
+            beside.append((sum(logs) - sum(tables)) / 2.0)
+        self.newest = math.exp(reckoned[-1] + beside[-1])
+        if len(beside) < _FEWEST_COMPARED:
             return
-        median = statistics.median(found)
-        self.ratio = math.exp(median)
-        distance = statistics.median(abs(each - median) for each in found)
-        self.error = _ERROR_OF_MEDIAN * distance / math.sqrt(len(found))
+        median = statistics.median(beside)
+        table = math.exp(statistics.median(reckoned))
+        if table <= 1.0 - _LEAST_SAVING:
+            self.saving = max(0.0, (1.0 - table * math.exp(median)) / (1.0 - table))
+        distance = statistics.median(abs(each - median) for each in beside)
+        self.error = _ERROR_OF_MEDIAN * distance / math.sqrt(len(beside))
 
 
-def _middle(rounds: _Rounds, reckon: Reckon, *, is_planned: bool) -> float:
-    """Logarithm of the median time over what was reckoned."""
-    ratios = [each.time_us / reckon(each.device_us, is_planned) for each in rounds]
-    return math.log(statistics.median(ratios))
+def _middle(rounds: _Rounds, reckon: Reckon | None = None, *, is_planned: bool = False) -> float:
+    """Logarithm of the median time, or of the median of what was reckoned."""
+    if reckon is None:
+        return math.log(statistics.median(each.time_us for each in rounds))
+    return math.log(statistics.median(reckon(each.device_us, is_planned) for each in rounds))

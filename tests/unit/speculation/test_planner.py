@@ -244,7 +244,8 @@ def test_plans_that_turn_out_slower_than_reckoned_are_given_up_for_longer_and_lo
     assert max(planned) <= 16
     assert rests[:3] == sorted(rests[:3])
     assert rests[2] > 2000
-    assert sum(planned) < 0.02 * len(modes)
+    # Nearly all of them when it was known that nothing is saved, and no token is given for it.
+    assert sum(planned) < 0.07 * len(modes)
 
 
 def test_confidences_that_promise_too_much_of_leaving_drafts_out_are_found_out() -> None:
@@ -276,9 +277,10 @@ def test_a_machine_on_which_plans_do_not_pay_any_more_is_noticed() -> None:
     drafts = np.tile(GOOD_AND_BAD, (4, 1))
     tested = planner()
     rounds(tested, drafts, 3000, fixed_us=430.0, planned_us=310.0)
-    modes = rounds(tested, drafts, 1200, fixed_us=430.0, planned_us=430.0)
-    assert modes.count(PlanMode.DYNAMIC) < 700
-    assert set(modes[-300:]) == {PlanMode.FIXED}
+    modes = rounds(tested, drafts, 6000, fixed_us=430.0, planned_us=430.0)
+    assert modes.count(PlanMode.DYNAMIC) < 0.3 * 6000
+    # Later and later tries.
+    assert modes[-3000:].count(PlanMode.DYNAMIC) < 0.1 * 3000
 
 
 def test_a_slow_spell_that_begins_with_the_plans_is_not_their_fault() -> None:
@@ -311,7 +313,7 @@ def test_a_small_gain_is_found_in_the_noise_of_rounds(gain: float) -> None:
     if gain > 0.0:
         assert np.mean(shares) > 0.7
     else:
-        assert np.mean(shares) < 0.15
+        assert -gain * np.mean(shares) < 0.01
 
 
 @pytest.mark.parametrize(("dip", "goes_on"), [(0.05, True), (-0.05, False)])
@@ -319,10 +321,10 @@ def test_a_gain_that_dips_below_its_noise_ends_no_turns(dip: float, goes_on: boo
     """Before both kinds of rounds are compared, only a loss does."""
     record = PlanRecord(turns=RoundTurns())
     for _ in range(20):
-        record.add_gain(0.2)
+        record.add_plan(1.2, 1.0)
     assert record.pays(0.1) is True
     for _ in range(200):
-        record.add_gain(dip)
+        record.add_plan(1.0 + dip, 1.0)
     assert record.pays(0.1) is (None if goes_on else False)
     record.turns = None
     assert record.pays(0.1) is False
@@ -370,7 +372,7 @@ def test_what_is_never_known_to_pay_is_given_up() -> None:
     assert turn is not None
     generator = np.random.default_rng(0)
     for number in range(2000):
-        record.add_gain(0.04 + 0.3 * (-1.0) ** number)
+        record.add_plan(1.04 + 0.3 * (-1.0) ** number, 1.0)
         time_us = float(generator.normal(100.0, 1.0))
         turn.add(100.0, time_us, is_planned=turn.is_planned)
         record.count_step(0.0, lambda device_us, is_planned: device_us)
@@ -381,12 +383,40 @@ def test_what_is_never_known_to_pay_is_given_up() -> None:
     assert record.num_rests == 1024
 
 
+@pytest.mark.parametrize("saving", [0.3, 1.0])
+def test_drafts_are_left_out_for_what_that_really_saves(saving: float) -> None:
+    """The tables are of a moment in which rows were dear."""
+    drafts = survival(*[(0.9, 0.8, 0.7)] * 6, *[(0.5, 0.15, 0.05)] * 6)
+    tested = planner()
+    generator = np.random.default_rng(1)
+    watch = Watch()
+    verified = []
+    for _ in range(600):
+        budget = tested.plan(len(drafts), drafts)
+        # 48 rows take 590 us, and each one less 10 us less by the tables.
+        num_rows = len(drafts) + budget.num_drafts
+        time_us = 590.0 - saving * 10.0 * (48 - num_rows)
+        time_us *= float(generator.normal(1.0, 0.01))
+        watch.ended(tested, Round(len(drafts), num_rows, tested.kind, time_us, 0.0))
+        if tested.kind is RoundKind.PLANNED:
+            verified.append(budget.num_drafts)
+    rates = [
+        (12 + sum(sorted(drafts.ravel().tolist())[::-1][:count]))
+        / (590.0 - saving * 10.0 * (36 - count))
+        for count in range(37)
+    ]
+    best = int(np.argmax(rates))
+    assert abs(verified[-1] - best) <= 1
+    gain = tested.expected_gain(12)
+    assert gain == pytest.approx(rates[best] / rates[-1] - 1.0, abs=0.01)
+
+
 def test_a_try_that_went_well_for_long_makes_the_next_rest_short() -> None:
     record = PlanRecord(turns=RoundTurns(), num_rests=4096)
     turn = record.turns
     assert turn is not None
     for _ in range(20):
-        record.add_gain(0.2)
+        record.add_plan(1.2, 1.0)
     while not turn.is_long:
         assert record.num_rests == 4096
         turn.add(100.0, 100.0, is_planned=turn.is_planned)
@@ -438,7 +468,7 @@ def test_plans_that_are_worth_nothing_are_seldom_known_to_lose(num_compared: int
     for _ in range(400):
         record = PlanRecord(turns=RoundTurns())
         for _ in range(16):
-            record.add_gain(0.0)
+            record.add_plan(1.0, 1.0)
         turn = record.turns
         assert turn is not None
         while turn.num_compared < num_compared:

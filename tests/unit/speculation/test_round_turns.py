@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Callable, Iterator
 
 import numpy as np
@@ -27,7 +28,8 @@ def take(
     """Run steps; for each whether it was planned and whether it ended a comparison."""
     for number in range(num_steps):
         is_planned = tested.is_planned
-        tested.add(100.0, time_us(number, is_planned), is_planned=is_planned)
+        device_us = 80.0 if is_planned else 100.0
+        tested.add(device_us, time_us(number, is_planned), is_planned=is_planned)
         compared = False
         if tested.count_step(as_reckoned):
             compared = tested.newest is not None
@@ -50,27 +52,45 @@ def slower(share: float) -> Times:
 
 
 def test_few_comparisons_say_nothing() -> None:
-    few, enough = compared(3, slower(0.05)), compared(4, slower(0.05))
-    assert (few.ratio, few.error) == (None, 0.0)
-    assert few.newest == pytest.approx(1.05)
-    assert enough.ratio == pytest.approx(1.05)
+    few, enough = compared(3, slower(-0.1)), compared(4, slower(-0.1))
+    assert (few.saving, few.error, few.is_compared) == (1.0, 0.0, False)
+    assert few.newest == pytest.approx(0.9)
+    # The tables say a fifth.
+    assert enough.saving == pytest.approx(0.5)
     assert enough.error == pytest.approx(0.0, abs=1e-12)
+    assert enough.is_compared
 
 
-def test_it_is_their_ratio_to_what_was_reckoned() -> None:
+def test_it_is_what_is_saved_over_what_was_reckoned_with_the_hosts_part() -> None:
     tested = RoundTurns()
     for _ in range(200):
         is_planned = tested.is_planned
-        tested.add(60.0 if is_planned else 100.0, 120.0, is_planned=is_planned)
-        if tested.count_step(lambda device_us, is_planned: device_us + 10.0 * is_planned):
+        tested.add(
+            50.0 if is_planned else 90.0, 80.0 if is_planned else 100.0, is_planned=is_planned
+        )
+        if tested.count_step(lambda device_us, is_planned: device_us + 10.0):
             tested.judged(pays=False, newest_pays=False)
-    assert tested.ratio == pytest.approx((120 / 70) / (120 / 100))
+    assert tested.saving == pytest.approx(0.2 / 0.4)
+
+
+@pytest.mark.parametrize("share", [0.0, 0.1])
+def test_rounds_that_save_nothing_are_known(share: float) -> None:
+    assert compared(4, slower(share)).saving == 0.0
+
+
+def test_where_nothing_was_to_be_saved_the_tables_are_believed() -> None:
+    tested = RoundTurns()
+    generator = np.random.default_rng(0)
+    for _ in range(300):
+        tested.add(100.0, float(generator.normal(100.0, 10.0)), is_planned=tested.is_planned)
+        if tested.count_step(as_reckoned):
+            tested.judged(pays=False, newest_pays=False)
+    assert tested.is_compared
+    assert tested.saving == 1.0
 
 
 @given(begin=st.integers(0, 150), length=st.integers(20, 400), slow=st.floats(1.05, 3.0))
-def test_a_slow_spell_of_the_machine_does_not_move_the_ratio(
-    begin: int, length: int, slow: float
-) -> None:
+def test_a_slow_spell_of_the_machine_does_not_move_it(begin: int, length: int, slow: float) -> None:
     """Rounds of both kinds one after the other would differ by all of it."""
 
     def time_us(number: int, is_planned: bool) -> float:
@@ -78,31 +98,37 @@ def test_a_slow_spell_of_the_machine_does_not_move_the_ratio(
         return 100.0 * spell * (0.9 if is_planned else 1.0)
 
     tested = compared(16, time_us)
-    assert tested.ratio == pytest.approx(0.9, rel=1e-6)
+    assert tested.saving == pytest.approx(0.5, rel=1e-6)
 
 
 def test_rounds_that_grow_longer_steadily_favour_no_kind() -> None:
-    tested = compared(16, lambda number, is_planned: 100.0 * 1.002**number, pays=True)
-    assert tested.ratio == pytest.approx(1.0, rel=0.01)
+    tested = compared(
+        16, lambda number, is_planned: 1.002**number * (80.0 if is_planned else 100.0), pays=True
+    )
+    assert tested.saving == pytest.approx(1.0, rel=0.05)
 
 
 @pytest.mark.parametrize("noise", [0.02, 0.1])
 def test_the_error_is_that_of_the_median_of_comparisons(noise: float) -> None:
     generator = np.random.default_rng(1)
+
+    def scatter() -> float:
+        return float(generator.normal(1.0, noise))
+
     found = [
-        compared(16, lambda number, is_planned: float(generator.normal(100.0, 100.0 * noise)))
+        compared(16, lambda _, is_planned: (80.0 if is_planned else 100.0) * scatter())
         for _ in range(200)
     ]
-    ratios = [each.ratio for each in found if each.ratio is not None]
-    assert len(ratios) == 200
-    spread = float(np.std(ratios))
+    spread = float(np.std([math.log(1.0 - 0.2 * each.saving) for each in found]))
     assert np.mean([each.error for each in found]) == pytest.approx(spread, rel=0.3)
 
 
 def test_single_slow_rounds_do_not_count() -> None:
     """A graph is captured in two of the first planned rounds."""
-    tested = compared(4, lambda number, is_planned: 1e6 if number in (8, 10) else 100.0)
-    assert tested.ratio == pytest.approx(1.0)
+    tested = compared(
+        4, lambda number, is_planned: 1e6 if number in (8, 10) else 80.0 if is_planned else 100.0
+    )
+    assert tested.saving == pytest.approx(1.0)
 
 
 def lengths(tested: RoundTurns, num_steps: int, time_us: Times, *, pays: bool) -> list[int]:
