@@ -1,6 +1,6 @@
 """A file of batch requests whose answers end one by one, as those of people do.
 
-Prompts are pieces of 20 to 79 characters of the held-out texts, each domain in turn; answers are
+Prompts are pieces of up to 79 characters of the held-out texts, each domain in turn; answers are
 greedy and as long as drawn. With equal lengths all places of a batch come free at once, and nothing
 is seen of what newcomers cost the others.
 
@@ -59,9 +59,12 @@ def main() -> None:
     parser.add_argument("--most-tokens", type=positive, default=127, help="of an answer")
     parser.add_argument("--seed", type=int, default=1, help="of the lengths")
     args = parser.parse_args()
-    with args.out.open("w", encoding="utf-8") as out:
-        for request in requests(args.requests, args.most_tokens, args.seed):
-            out.write(json.dumps(request) + "\n")
+    try:
+        with args.out.open("w", encoding="utf-8") as out:
+            for request in requests(args.requests, args.most_tokens, args.seed):
+                out.write(json.dumps(request) + "\n")
+    except OSError as error:
+        parser.error(f"--out {args.out} cannot be written ({error}); name a file in a folder")
     print(f"{args.requests} requests in {args.out}")
 
 
