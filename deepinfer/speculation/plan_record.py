@@ -41,7 +41,7 @@ class PlanRecord:
         gains: number of plans in the running means below.
         mean_tokens: expected tokens of a plan over those of all drafts; None before the first.
         mean_time: time of its round over that of a fixed one, by the tables.
-        mean_gain: tokens over time, less 1.
+        mean_gain: tokens over that time, less 1.
         mean_square: of the gains.
         num_fixed: steps for which no plan is made.
         num_rests: steps of the next rest.
@@ -77,7 +77,7 @@ class PlanRecord:
             time: time of its round over that of a fixed one, by the tables.
         """
         self.gains += 1
-        gain = tokens / self.real_time(time) - 1.0
+        gain = tokens / time - 1.0
         # A plain mean at first, so that one step does not decide.
         weight = max(SMOOTHING, 1.0 / self.gains)
         if self.mean_tokens is None:
@@ -89,8 +89,7 @@ class PlanRecord:
 
     def real_time(self, time: _Share) -> _Share:
         """The same share of a fixed round's time, with what plans really save."""
-        saving = 1.0 if self.turns is None else self.turns.saving
-        return 1.0 - saving * (1.0 - time)
+        return time if self.turns is None else time**self.turns.saving
 
     @property
     def is_fixed(self) -> bool:
@@ -100,6 +99,8 @@ class PlanRecord:
     @property
     def real_gain(self) -> float | None:
         """The mean gain, with tokens and times as they came; None before the first."""
+        if self.turns is not None and self.turns.is_compared:
+            return self._gain_at(self.mean_time * self.turns.ratio)
         return self._gain_at(self.real_time(self.mean_time))
 
     def _gain_at(self, time: float) -> float | None:
@@ -142,17 +143,17 @@ class PlanRecord:
             self.num_fixed -= 1
             return
         turns = self.turns
-        was_compared = turns is not None and turns.is_compared
         if turns is None or not turns.count_step(reckon):
             return
         for outcome in self.unread:
             self.foregone.add(*outcome)
         self.unread.clear()
         pays = self.pays(cost_noise)
-        if pays is not True and turns.is_compared and not was_compared:
-            # Now that it is known what rows really cost other plans are made: judge those.
-            pays, self.gains = None, 0
         newest = None if turns.newest is None else self._gain_at(turns.newest)
+        if pays is not True and turns.is_compared and not turns.has_forgotten:
+            # Now that it is known what rows really cost other plans are made: judge those.
+            turns.forget()
+            pays, self.gains = None, 0
         turns.judged(pays=pays is True, newest_pays=newest is not None and newest > 0.0)
         if turns.is_long:
             self.num_rests = _STEPS_TO_REST

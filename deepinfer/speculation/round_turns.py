@@ -26,8 +26,9 @@ _NUM_COMPARED = 16
 """Newest comparisons that count."""
 _FEWEST_COMPARED = 4
 """Comparisons before there is a ratio."""
-_LEAST_SAVING = 0.01
+_LEAST_SAVING = 0.05
 """Share of a round that plans are to save, below which nothing is learned about the tables."""
+_MOST_SAVING = 2.0
 _ERROR_OF_MEDIAN = 1.4826 * 1.2533
 """Standard error of a normal sample's median times sqrt(count), by the median distance to it."""
 
@@ -48,12 +49,16 @@ class RoundTurns:
 
     Attributes:
         is_planned: whose turn it is.
-        saving: time that planned rounds save beside fixed ones, over what they were to save by
-            the tables; 1 until it is known.
-        error: standard error of the time of planned rounds over that of fixed ones, as a share.
+        ratio: time of planned rounds over fixed ones, each over what was reckoned; 1 until it is
+            known.
+        error: standard error of `ratio`, as a share of it.
+        saving: logarithm of the time of planned rounds over fixed ones, over that of what was
+            reckoned: a round that takes a share t of a fixed one's by the tables takes t ** saving.
+            1 until it is known.
         newest: time of planned rounds over fixed ones in the newest comparison alone; None: the
             turns that ended last had too few rounds that were timed, or there were none.
         num_compared: comparisons that count.
+        has_forgotten: whether comparisons were forgotten once.
         num_undecided: planned turns since plans were last known to pay.
         is_long: whether planned turns are as long as they get.
     """
@@ -61,8 +66,8 @@ class RoundTurns:
     def __init__(self) -> None:
         """No turn was taken."""
         self.is_planned = False
-        self.saving = 1.0
-        self.error = 0.0
+        self.ratio, self.error, self.saving = 1.0, 0.0, 1.0
+        self.has_forgotten = False
         self.newest: float | None = None
         self.num_undecided = 0
         self._planned_steps = _SHORTEST
@@ -149,6 +154,11 @@ class RoundTurns:
             # Chance, or the machine has changed: find out soon.
             self._planned_steps = max(self._planned_steps // 4, _SHORTEST)
 
+    def forget(self) -> None:
+        """Compare anew: plans are made in another way. What they save remains known."""
+        self._compared.clear()
+        self.ratio, self.error, self.has_forgotten = 1.0, 0.0, True
+
     def _compare(self, reckon: Reckon) -> None:
         reckoned, beside = [], []
         for before, first, last, after in self._compared:
@@ -164,9 +174,10 @@ class RoundTurns:
         if len(beside) < _FEWEST_COMPARED:
             return
         median = statistics.median(beside)
-        table = math.exp(statistics.median(reckoned))
-        if table <= 1.0 - _LEAST_SAVING:
-            self.saving = max(0.0, (1.0 - table * math.exp(median)) / (1.0 - table))
+        self.ratio = math.exp(median)
+        table = statistics.median(reckoned)
+        if table < -_LEAST_SAVING:
+            self.saving = min(max(0.0, 1.0 + median / table), _MOST_SAVING)
         distance = statistics.median(abs(each - median) for each in beside)
         self.error = _ERROR_OF_MEDIAN * distance / math.sqrt(len(beside))
 
