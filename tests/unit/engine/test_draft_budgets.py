@@ -168,6 +168,55 @@ def test_the_planner_hears_how_long_rounds_take(monkeypatch: pytest.MonkeyPatch)
     assert heard == [Round(2, 6, RoundKind.FIXED, 300.0, 200.0)] * 2
 
 
+def test_a_round_is_told_as_what_the_planner_made_of_its_step(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Also where a plan verifies all drafts, and the step looks like a fixed one."""
+    tested, members = budgets(), sequences(2)
+    assert tested._planner is not None
+    heard: list[Round] = []
+    monkeypatch.setattr(tested._planner, "wants_round", lambda num_sampling: True)
+    monkeypatch.setattr(tested._planner, "add_round", heard.append)
+    prefill = step(0, members, kind=StepKind.PREFILL)
+    collect(tested, prefill, CERTAIN, CERTAIN)
+    for number in range(1, 8):
+        for member in members:
+            member.num_inflight_samples = 0
+        scheduled = step(number, members)
+        assert tested.choose(scheduled) is None
+        collect(tested, scheduled, CERTAIN, CERTAIN)
+    assert heard
+    assert {each.kind for each in heard} == {RoundKind.PLANNED}
+
+
+def test_a_prompt_of_another_size_does_not_lose_the_round_before_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    planner = VerifyPlanner(COSTS, max_drafts=DRAFTS, max_num_seqs=4)
+    heard: list[Round] = []
+    monkeypatch.setattr(planner, "add_round", heard.append)
+    # Batches of one rest; the prompt is one of these.
+    monkeypatch.setattr(planner, "wants_round", lambda num_sampling: num_sampling == 2)
+    tested, members = DraftBudgets(planner, max_num_seqs=4, max_drafts=DRAFTS), sequences(3)
+    for number in range(3):
+        scheduled = step(number, members[:2])
+        tested.choose(scheduled)
+        collect(tested, scheduled, CERTAIN, CERTAIN)
+    assert heard == []
+    collect(tested, step(3, members[2:], kind=StepKind.PREFILL), CERTAIN)
+    assert len(heard) == 1
+
+
+def test_steps_that_are_taken_back_leave_nothing() -> None:
+    tested, members = budgets(), sequences(2)
+    for number in range(20):
+        scheduled = step(number, members)
+        tested.choose(scheduled)
+        if number % 2:
+            collect(tested, scheduled, CERTAIN, CERTAIN)
+    assert tested._decisions == {}
+
+
 @pytest.mark.parametrize("query_len", [1 + DRAFTS, DRAFTS])
 def test_the_planner_hears_what_came_where_its_plan_was_foregone(
     monkeypatch: pytest.MonkeyPatch, query_len: int

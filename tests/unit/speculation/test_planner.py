@@ -223,6 +223,21 @@ def test_where_the_host_is_the_limit_nothing_is_left_out() -> None:
     assert set(rounds(planner(), drafts, 2000, host_us=900.0, fixed_us=430.0)) == {PlanMode.FIXED}
 
 
+def test_rounds_in_which_a_plan_was_looked_at_are_of_neither_kind() -> None:
+    """The host's work on plans that nobody carries out is none of fixed rounds'."""
+    tested = planner()
+    drafts = np.tile(GOOD_AND_BAD, (4, 1))
+    looked_at = []
+    for _ in range(38):
+        tested.plan(8, drafts)
+        # If it counted, the host would be the limit and every draft free.
+        host_us = 900.0 if tested.kind is RoundKind.WATCHED else 50.0
+        tested.add_round(Round(8, 32, tested.kind, max(430.0, host_us), host_us))
+        if tested.kind is RoundKind.WATCHED:
+            looked_at.append(tested.foregone)
+    assert looked_at == [12] * 18
+
+
 def test_between_host_and_device_drafts_are_left_out_down_to_the_hosts_time() -> None:
     drafts = np.tile(GOOD_AND_BAD, (4, 1))
     free, bound = planner(), planner()
