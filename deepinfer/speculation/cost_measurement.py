@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import math
 import statistics
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Protocol
 
 from deepinfer.speculation.cost_tables import CostTables
+from deepinfer.speculation.median_error import median_error
 
 _NUM_REPLAYS = 5
 _BUDGET_US = 30e6
 """No further replay of all points is begun when they have taken this long."""
-_ERROR_PER_DISTANCE = 1.4826 * 1.2533
-"""Standard deviation of a normal distribution by its median distance, and the error that a median
-has beside a mean."""
 
 Progress = Callable[[str, int, int], None]
 """Told what is timed next, how many passes are done and how many there are."""
@@ -106,10 +103,8 @@ class _Point:
 
     @property
     def error(self) -> float:
-        """Standard error of the median as a share of it, from the median distance to it."""
-        median_us = self.median_us
-        distance = statistics.median(abs(time - median_us) for time in self.times)
-        return _ERROR_PER_DISTANCE * distance / median_us / math.sqrt(len(self.times))
+        """Standard error of the median as a share of it."""
+        return median_error(self.times) / self.median_us
 
 
 def _rows(tiers: tuple[int, ...], max_rows: int) -> list[int]:

@@ -14,6 +14,8 @@ from collections import deque
 from collections.abc import Callable
 from typing import NamedTuple
 
+from deepinfer.speculation.median_error import median_error
+
 _SHORTEST = 8
 """Steps of a turn."""
 _LONGEST = 256
@@ -29,8 +31,6 @@ _FEWEST_COMPARED = 4
 _LEAST_SAVING = 0.05
 """Share of a round that plans are to save, below which nothing is learned about the tables."""
 _MOST_SAVING = 2.0
-_ERROR_OF_MEDIAN = 1.4826 * 1.2533
-"""Standard error of a normal sample's median times sqrt(count), by the median distance to it."""
 
 Reckon = Callable[[float, bool], float]
 """Microseconds that a round was to take: by those of the device, and whether it is planned."""
@@ -178,8 +178,7 @@ class RoundTurns:
         table = statistics.median(reckoned)
         if table < -_LEAST_SAVING:
             self.saving = min(max(0.0, 1.0 + median / table), _MOST_SAVING)
-        distance = statistics.median(abs(each - median) for each in beside)
-        self.error = _ERROR_OF_MEDIAN * distance / math.sqrt(len(beside))
+        self.error = median_error(beside)
 
 
 def _middle(rounds: _Rounds, reckon: Reckon | None = None, *, is_planned: bool = False) -> float:

@@ -9,6 +9,8 @@ import sys
 
 import pytest
 
+from deepinfer_reference import host_memory
+
 _PROGRAM = """
 import resource
 from deepinfer.device.backend_config import BackendConfig
@@ -41,3 +43,8 @@ def test_temporaries_of_the_next_step_cost_no_page_faults() -> None:
     left_alone = page_faults(MALLOC_TOP_PAD_="131072")
     assert left_alone > 10_000
     assert page_faults() < left_alone / 20
+
+
+def test_another_c_library_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ctypes.CDLL", lambda name: object())
+    assert not host_memory.keep_freed_memory()

@@ -21,8 +21,8 @@ def keep_freed_memory() -> bool:
     """Tell the C library's allocator to keep what is freed; whether it could be told.
 
     A step's temporaries are some megabytes each. By default glibc gives such blocks back to the
-    system, and the next step takes them anew, page by page: some thousand page faults and a tenth
-    of the time of a step. The setting is the whole process's. Where a user has set one of the
+    system, and the next step takes them anew, with a page fault for each page. The setting is the
+    whole process's. Where a user has set one of the
     allocator's own variables, or there is another C library, nothing is changed.
     """
     if any(name in os.environ for name in _VARIABLES):
